@@ -28,16 +28,16 @@ def agree(outcome: Callable[[], Any]) -> list[Any]:
     try:
         value = outcome()
     except PretrainError as error:
-        kind = next((name for name, known in KINDS.items() if isinstance(error, known)), None)
+        kind = next((name for name, classes in KINDS.items() if isinstance(error, classes)), None)
         if kind is None:
             raise
         failure = {"kind": kind, "what": error.what, "where": error.where, "fix": error.fix}
     votes = dist.gather_objects([value, failure])
     failures = [failure for _, failure in votes if failure is not None]
-    for name, known in KINDS.items():
+    for name, classes in KINDS.items():
         for failure in failures:
             if failure["kind"] == name:
-                raise known(failure["what"], where=failure["where"], fix=failure["fix"])
+                raise classes(failure["what"], where=failure["where"], fix=failure["fix"])
     return [value for value, _ in votes]
 
 
@@ -55,15 +55,15 @@ def check_complete(votes: list[dict[str, Any]], previous: dict[str, list[int]]) 
         CheckpointError: A parameter is incomplete, has two shapes, or another than before.
     """
     shapes: dict[str, list[int]] = {}
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for vote in votes:
         for name, shape in vote["shapes"].items():
             _check_same(name, shapes.setdefault(name, shape), shape, "on another rank")
         for name, number in vote["num_weights"].items():
-            found[name] = found.get(name, 0) + number
+            sizes[name] = sizes.get(name, 0) + number
     for name, shape in shapes.items():
-        if found.get(name, 0) != math.prod(shape):
-            raise _refusal(f"{name} has {math.prod(shape):,} elements, and the ranks have {found.get(name, 0):,} of it")
+        if sizes.get(name, 0) != math.prod(shape):
+            raise _refusal(f"{name} has {math.prod(shape):,} elements, and the ranks have {sizes.get(name, 0):,} of it")
     if previous:
         for name in sorted({*previous, *shapes}):
             _check_same(name, previous.get(name), shapes.get(name), "now")

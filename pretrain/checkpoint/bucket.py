@@ -261,11 +261,11 @@ def _take(bucket: Bucket, job: dict[str, Any]) -> None:
 
 
 def _check_there(bucket: Bucket, folder: str, sizes: dict[str, int]) -> None:
-    found = bucket.list().get(folder, {})
+    listed = bucket.list().get(folder, {})
     for name, size in sizes.items():
-        if found.get(name) != size:
+        if listed.get(name) != size:
             raise CheckpointError(
-                f"{folder}/{name} has {found.get(name, 0):,} bytes there instead of {size:,}",
+                f"{folder}/{name} has {listed.get(name, 0):,} bytes there instead of {size:,}",
                 where=bucket.url,
                 fix="see to the bucket",
             )
@@ -289,17 +289,17 @@ def _remove_undone(mine: _Mine, there: Folders, job: dict[str, Any], step: int) 
 def _settle(mine: _Mine, there: Folders, job: dict[str, Any], step: int) -> None:
     """Notes the newest step, which `there` lacks, and removes obsolete checkpoints and leftovers."""
     newest = step_name(step)
-    own = [name for name in _newer(there, step) if mine.is_mine(name, there[name])]
-    stay = [name for name in own if not mine.is_undone(name, there[name])]
+    mine_newer = [name for name in _newer(there, step) if mine.is_mine(name, there[name])]
+    stay = [name for name in mine_newer if not mine.is_undone(name, there[name])]
     write_owner(mine.bucket, job["owner"], max([step, *map(number_of_step, stay)]))
     current = (whole_of(there).keys() - _newer(there, step)) | {newest}
-    found = [Path(name) for name in sorted(current)]
+    folders = [Path(name) for name in sorted(current)]
 
     def is_valid(path: Path) -> bool:
         return path.name == newest or mine.is_complete(path.name, there[path.name])
 
     policy = (job["keep"], job["keep_every_steps"])
-    obsolete = {path.name for path in find_obsolete(found, *policy, is_valid)}
+    obsolete = {path.name for path in find_obsolete(folders, *policy, is_valid)}
     best = next((name for step in job["best"] if (name := step_name(step)) in current), None)
     for name, names in there.items():
         if name not in current.union(stay) or name in obsolete - {best}:

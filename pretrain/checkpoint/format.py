@@ -101,10 +101,10 @@ def set_aside(path: Path, why: str) -> None:
 def list_folders(folder: Path) -> list[Path]:
     """Returns folders with the name of a checkpoint, oldest first. Raises: DiskError."""
     try:
-        found = [path for path in folder.iterdir() if step_of(path) is not None] if folder.is_dir() else []
+        folders = [path for path in folder.iterdir() if step_of(path) is not None] if folder.is_dir() else []
     except OSError as error:
         raise unseen(error) from error
-    return sorted(found, key=lambda path: step_of(path) or 0)
+    return sorted(folders, key=lambda path: step_of(path) or 0)
 
 
 def list_checkpoints(folder: Path) -> list[Path]:

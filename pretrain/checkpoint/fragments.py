@@ -120,8 +120,8 @@ class FragmentReader:
             with _parse_errors(path):
                 descriptor = open_regular(path)
                 weakref.finalize(self, os.close, descriptor)
-                found = list(_read_header(path, descriptor))
-            for key, piece in found:
+                records = list(_read_header(path, descriptor))
+            for key, piece in records:
                 self._pieces.setdefault(key, []).append(piece)
         for pieces in self._pieces.values():
             pieces.sort(key=lambda piece: piece.offset)

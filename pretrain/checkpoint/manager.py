@@ -218,8 +218,8 @@ class CheckpointManager:
             agree(partial(self._place.set_aside, path) if self._world.is_main else nothing)
 
     def _list_newest(self) -> list[str]:
-        found = list_folders(self._folder) if self._world.is_main else []
-        return [path.name for path in found[-1:]]
+        folders = list_folders(self._folder) if self._world.is_main else []
+        return [path.name for path in folders[-1:]]
 
     def _refuse_restart(self) -> None:
         bad = sorted(path.name for path in self._folder.glob("step-*"))

@@ -67,12 +67,12 @@ class Bucket:
         return folders
 
     def _find(self) -> dict[str, int]:
-        found = self._files.find(self._root, detail=True)
-        found.pop(self._root, None)  # s3fs looks for a file of that name where a listing is empty
-        if not all(path.startswith(f"{self._root}/") for path in found):
+        entries = self._files.find(self._root, detail=True)
+        entries.pop(self._root, None)  # s3fs looks for a file of that name where a listing is empty
+        if not all(path.startswith(f"{self._root}/") for path in entries):
             raise ConnectionError("a listing of another folder")
         start = len(self._root) + 1
-        return {path[start:]: int(facts["size"]) for path, facts in found.items()}
+        return {path[start:]: int(facts["size"]) for path, facts in entries.items()}
 
     def owner(self) -> dict[str, Any] | None:
         """Returns owner.json, or None. Raises: LaunchError: It is something else."""
@@ -80,8 +80,8 @@ class Bucket:
         if content is None:
             return None
         try:
-            found = check_fields(parse_json(content), _OWNER)
-            if not found.get("run") or (found.get("step") or 0) < 0:
+            record = check_fields(parse_json(content), _OWNER)
+            if not record.get("run") or (record.get("step") or 0) < 0:
                 raise ValueError("names no run")
         except ValueError as error:
             proxy = "see whether a proxy answers in place of the store"
@@ -90,7 +90,7 @@ class Bucket:
                 where=f"{self.url}/{OWNER}",
                 fix=f"{proxy}; if the file is damaged, remove it",
             ) from None
-        return found
+        return record
 
     def read(self, name: str) -> bytes | None:
         """Returns the first 64 KiB of a file; None where there is none."""
@@ -188,23 +188,23 @@ def _answers_bounded(most_bytes: float) -> Iterator[None]:
     import aiohttp
 
     read = aiohttp.StreamReader.read
-    left = most_bytes
+    room = most_bytes
 
     async def read_bounded(self: aiohttp.StreamReader, n: int = -1) -> bytes:
-        nonlocal left
+        nonlocal room
         if n >= 0:
             return await read(self, n)
         pieces, size = [], 0
-        left -= MIN_PAGE_BYTES
+        room -= MIN_PAGE_BYTES
         while piece := await self.readany():
             pieces.append(piece)
             size += len(piece)
-            if size > min(MAX_ANSWER_BYTES, left):
+            if size > min(MAX_ANSWER_BYTES, room):
                 pieces.clear()  # an error keeps its frames, and is asked for again
                 break
-        if size > min(MAX_ANSWER_BYTES, left):
+        if size > min(MAX_ANSWER_BYTES, room):
             raise ConnectionError("an answer without end")
-        left -= size
+        room -= size
         return b"".join(pieces)
 
     aiohttp.StreamReader.read = read_bounded  # type: ignore[method-assign]
@@ -223,8 +223,8 @@ def survey(bucket: Bucket) -> tuple[Folders, dict[str, Any] | None]:
     """Returns the folders there, and owner.json. Raises: LaunchError: Two answers differ."""
     first, owner, there = bucket.list(), bucket.owner(), bucket.list()
     if whole_of(first) != whole_of(there):
-        found = " and ".join(_newest(listed) for listed in (first, there))
-        raise LaunchError(f"two listings differ ({found})", where=bucket.url, fix=_SEE)
+        newest = " and ".join(_newest(listed) for listed in (first, there))
+        raise LaunchError(f"two listings differ ({newest})", where=bucket.url, fix=_SEE)
     if owner is None and there and bucket.owner() is not None:
         raise LaunchError(
             "is there, and was not a moment ago",
@@ -238,9 +238,9 @@ def check_listed(bucket: Bucket, there: Folders, owner: dict[str, Any] | None, k
     """Checks that the newest step by owner.json is there, or `known` here. Raises: LaunchError."""
     step = (owner or {}).get("step") or 0
     if step > known and step_name(step) not in whole_of(there):
-        what = f"{OWNER} names step {step}, and the listing has {_newest(there)}"
+        problem = f"{OWNER} names step {step}, and the listing has {_newest(there)}"
         fix = f"start again when the store lists it; if it was removed on purpose, remove {OWNER}"
-        raise LaunchError(what, where=bucket.url, fix=fix)
+        raise LaunchError(problem, where=bucket.url, fix=fix)
 
 
 def _newest(there: Folders) -> str:

@@ -124,12 +124,12 @@ class _Step:
         for record in table:
             self._receive(f"{RECORDS}/", records, record, is_checked=TABLE in self._names)
         try:
-            found = RunDir(records).read_record()
+            fetched = RunDir(records).read_record()
         except ConfigError as error:
             raise CheckpointError(error.what) from None
-        if run not in (None, found["id"]):
-            raise CheckpointError(f"of another run, {found['id']}")
-        if (found.get("rollbacks") or [])[: len(job["rollbacks"])] != job["rollbacks"]:
+        if run not in (None, fetched["id"]):
+            raise CheckpointError(f"of another run, {fetched['id']}")
+        if (fetched.get("rollbacks") or [])[: len(job["rollbacks"])] != job["rollbacks"]:
             return False
         for file in files:
             self._receive("", parts, file, is_checked=True)

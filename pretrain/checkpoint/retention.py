@@ -76,10 +76,10 @@ def read_best(folder: Path) -> Best | None:
     """Reads best.json of a folder of checkpoints; None without it or its checkpoint."""
     try:
         raw = check_fields(read_json(folder / BEST), {"metric": str, "step": int})
-        found = Best(str(raw["metric"]), float(raw["value"]), int(raw["step"]))
+        best = Best(str(raw["metric"]), float(raw["value"]), int(raw["step"]))
     except (OSError, ValueError, KeyError, TypeError, OverflowError):
         return None
-    return found if (folder / step_name(found.step) / MANIFEST).is_file() else None
+    return best if (folder / step_name(best.step) / MANIFEST).is_file() else None
 
 
 class BestKeeper:
@@ -183,9 +183,9 @@ class Retention:
 
     def apply(self) -> None:
         """Removes obsolete checkpoints; a disk error is a warning: the new one is valid."""
-        found = list_checkpoints(self._folder)
-        best = None if self._best is None else self._best.settle(found, self._is_valid)
-        for path in find_obsolete(found, self._keep, self._every, self._is_valid):
+        checkpoints = list_checkpoints(self._folder)
+        best = None if self._best is None else self._best.settle(checkpoints, self._is_valid)
+        for path in find_obsolete(checkpoints, self._keep, self._every, self._is_valid):
             marks = find_marks(path)
             self._tell_of_missing(marks)
             if path in (best, self.uploading) or marks:

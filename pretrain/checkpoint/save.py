@@ -223,8 +223,8 @@ class Save:
         with contextlib.suppress(OSError):
             free = f" ({needed}{shutil.disk_usage(self._place.folder).free:,} free)"
         rank = self._place.world.rank
-        what = f"checkpoint of step {self.step} not saved: rank {rank}: {error.where}: {error.what}{free}"
-        return DiskError(what, fix=error.fix)
+        text = f"checkpoint of step {self.step} not saved: rank {rank}: {error.where}: {error.what}{free}"
+        return DiskError(text, fix=error.fix)
 
     def _read_again(self) -> str | None:
         """Reads this rank's file back and compares it; returns why this node does not see it."""

@@ -137,8 +137,8 @@ def fetch_newest(upload: str, run: RunDir, world: World, go_on: Callable[[], Non
         return None if step is None else int(step)
 
     report = partial(log.info, "fetching a checkpoint: %s", work)
-    found: int | None = _by_main(world, fetch, go_on, report)
-    return found
+    newest: int | None = _by_main(world, fetch, go_on, report)
+    return newest
 
 
 def _history(run: RunDir) -> dict[str, Any]:

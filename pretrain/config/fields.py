@@ -40,8 +40,8 @@ ROOTS: dict[str, type[Section]] = {"run": RunConfig, "prepare": PrepareConfig}
 def check_root(section: type[Section], values: dict[str, Any], source: str) -> None:
     """Refuses values most of whose keys belong to the other root. Raises: ConfigError."""
     for name, other in ROOTS.items():
-        known = [sum(key in root.model_fields for key in values) for root in (other, section)]
-        if section in ROOTS.values() and known[0] > known[1]:
+        counts = [sum(key in root.model_fields for key in values) for root in (other, section)]
+        if section in ROOTS.values() and counts[0] > counts[1]:
             raise wrong_command(source, "train" if name == "run" else name)
 
 
@@ -51,7 +51,7 @@ def changed_values(section: Section, base: Section | None = None) -> dict[str, A
     A model is compared with its preset. Laid over the defaults they are the section again.
     """
     dumped = section.model_dump(by_alias=True, mode="json")
-    found: dict[str, Any] = {}
+    changed: dict[str, Any] = {}
     for name, info in type(section).model_fields.items():
         value, key = getattr(section, name), info.alias or name
         is_same = value == getattr(base, name) if base is not None else not section.differs(name)
@@ -62,10 +62,10 @@ def changed_values(section: Section, base: Section | None = None) -> dict[str, A
         if isinstance(value, ModelConfig | RecurrentConfig) and value.preset is not None:
             below = type(value).model_validate(expand_preset({"preset": value.preset}))
         if isinstance(value, Section):
-            found[key] = changed_values(value, below if type(below) is type(value) else None)
+            changed[key] = changed_values(value, below if type(below) is type(value) else None)
         elif not is_same or value is not None:
-            found[key] = dumped[key]
-    return found
+            changed[key] = dumped[key]
+    return changed
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,11 +86,11 @@ class ConfigField:
     def description(self) -> str:
         """The docstring below the field, on one line, or else of the section's class."""
         owner = next(one for one in self.section.__mro__ if self.name in inspect.get_annotations(one))
-        found = _descriptions(owner).get(self.name)
-        if found is None and self.subsections:
-            found = inspect.getdoc(self.subsections[0])
+        docstring = _descriptions(owner).get(self.name)
+        if docstring is None and self.subsections:
+            docstring = inspect.getdoc(self.subsections[0])
         names = ", ".join(f"`{name}`" for name in known_names(self.info))
-        text = (found or "").partition("\n")[0].replace("{names}", names)
+        text = (docstring or "").partition("\n")[0].replace("{names}", names)
         same = same_keys(self.info)
         return text if same is None else f"{text} Its keys: as those of `{same.other}`."
 
@@ -141,8 +141,8 @@ SECRET_KEY = re.compile(r"((?<!\w)\w*key|(^|[._])(token|secret|password))$", re.
 
 def suggest_key(keys: list[str], section: type[Section], model_kind: str) -> str:
     """Suggests the nearest known key: a sibling, or a key with the same last word elsewhere."""
-    known = known_keys(section, model_kind)
-    elsewhere = [key for key in known if key.rpartition(".")[2] == keys[-1]]
+    all_keys = known_keys(section, model_kind)
+    elsewhere = [key for key in all_keys if key.rpartition(".")[2] == keys[-1]]
     if SECRET_KEY.search(keys[-1]) and not elsewhere:  # class_token is no secret
         return "secrets are read from the environment only, never from a config"
     if not elsewhere and keys[-1] in ("pp", "pipeline"):
@@ -151,9 +151,9 @@ def suggest_key(keys: list[str], section: type[Section], model_kind: str) -> str
     if "." in keys[-1]:
         return "indent instead of dots: optim: {lr: 3e-4}"
     parent = ".".join(keys[:-1])
-    siblings = {key.rpartition(".")[2]: key for key in known if key.rpartition(".")[0] == parent}
+    siblings = {key.rpartition(".")[2]: key for key in all_keys if key.rpartition(".")[0] == parent}
     near = [siblings[word] for word in difflib.get_close_matches(keys[-1], siblings, n=1, cutoff=0.6)]
-    near = near or elsewhere or difflib.get_close_matches(".".join(keys), known, n=1, cutoff=0.7)
+    near = near or elsewhere or difflib.get_close_matches(".".join(keys), all_keys, n=1, cutoff=0.7)
     if near:
         return f"did you mean {near[0]!r}?"
     return f"known here: {', '.join(siblings)}" if siblings else "remove it"
@@ -182,11 +182,11 @@ def _descriptions(section: type[Section]) -> dict[str, str]:
         return {}
     (tree,) = ast.parse(textwrap.dedent(source)).body
     assert isinstance(tree, ast.ClassDef)
-    found = {}
+    texts = {}
     for node, below in zip(tree.body, tree.body[1:], strict=False):
         if isinstance(node, ast.AnnAssign) and isinstance(below, ast.Expr) and isinstance(node.target, ast.Name):
-            found[node.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
-    return found
+            texts[node.target.id] = " ".join(str(ast.literal_eval(below.value)).split())
+    return texts
 
 
 _WORDS = {str: "text", int: "integer", float: "number", bool: "true or false", types.NoneType: "null"}

@@ -27,8 +27,8 @@ def check_patterns(key: str, patterns: Collection[str], names: Collection[str], 
             examples = dict.fromkeys([*[*names][:1], *in_blocks[:1], *[*names][-1:]])
             fix = f"names are such as {', '.join(examples)}; all: pretrain inspect MODEL --tensors; * is any characters"
             if matches("head.weight", [pattern]) and "embedding.weight" in names:
-                kept = [one for one in patterns if one != pattern and any(matches(name, [one]) for name in names)]
-                working = ", ".join(dict.fromkeys([*kept, "embedding.weight"]))
+                rest = [one for one in patterns if one != pattern and any(matches(name, [one]) for name in names)]
+                working = ", ".join(dict.fromkeys([*rest, "embedding.weight"]))
                 fix = f"the head is the embedding here (tied): {key}=[{working}]"
             raise ConfigError(f"{key}: {pattern!r} matches no {what}", fix=fix)
 

@@ -78,10 +78,10 @@ def padding_share(objective: ObjectiveConfig, batch: BatchConfig, num_stacks: in
 
 def describe_rows(objective: ObjectiveConfig, batch: BatchConfig, num_stacks: int) -> str | None:
     """Describes the change of row lengths; None if there is no change."""
-    found = row_lengths(objective, batch, num_stacks)
-    if found.target == found.row and found.source in (None, found.row):
+    lengths = row_lengths(objective, batch, num_stacks)
+    if lengths.target == lengths.row and lengths.source in (None, lengths.row):
         return None
-    source = "" if found.source is None else f"a source of {found.source} and "
+    source = "" if lengths.source is None else f"a source of {lengths.source} and "
     padding = padding_share(objective, batch, num_stacks)
-    made = f"rows of {found.row} tokens become {source}{found.target} tokens"
+    made = f"rows of {lengths.row} tokens become {source}{lengths.target} tokens"
     return made + (f", {padding:.0%} of it padding" if padding else "")

@@ -194,8 +194,8 @@ def _lay_over_start(model: dict[str, Any], start: str) -> dict[str, Any]:
     if model.get("input"):  # images of another size have another number of positions
         base.pop("max_seq_len", None)
     kind = (base.get("head") or {}).get("kind", "lm")
-    given = model.get("head")
-    if isinstance(given, dict) and given.get("kind", kind) != kind:  # replaces that of the start
+    head = model.get("head")
+    if isinstance(head, dict) and head.get("kind", kind) != kind:  # replaces that of the start
         for key in ("head", "tied_embeddings", "generator_heads"):
             base.pop(key, None)
     return merge(base, model)
@@ -242,17 +242,17 @@ def _require_imported(names: Sequence[Any], where: str) -> None:
     """Refuses modules that are not imported yet: a command that does not train runs no code of a stranger."""
     for name in map(str, names):
         if name not in sys.modules:
-            what = f"extend: the module {short(name)} may be code of a stranger, and is not imported here unasked"
+            text = f"extend: the module {short(name)} may be code of a stranger, and is not imported here unasked"
             fix = f"if you trust it: pretrain --extend {short(name)} COMMAND ..."
-            raise ConfigError(what, where=where, fix=fix)
+            raise ConfigError(text, where=where, fix=fix)
 
 
 def _check_allowed(names: list[str], where: str) -> None:
     """Refuses names in `resume.allow` that are no keys: a misspelt one would allow nothing."""
-    known = known_keys() if names else []
+    keys = known_keys() if names else []
     for name in names:
-        if name not in known:
-            near = difflib.get_close_matches(name, sorted(known), n=1)
+        if name not in keys:
+            near = difflib.get_close_matches(name, sorted(keys), n=1)
             fix = f"did you mean {near[0]!r}?" if near else "name keys or sections, such as optim.lr or data"
             raise ConfigError(f"resume.allow: there is no key {short(name)}", where=where, fix=fix)
 
@@ -267,23 +267,23 @@ def _describe(detail: Any, located: LocatedTree, source: str, section: type[Sect
     if detail["type"] == "extra_forbidden":
         model = located.values.get("model")
         kind = model.get("kind", "transformer") if isinstance(model, dict) else "transformer"
-        what = f"unknown key {short(path)}"
+        problem = f"unknown key {short(path)}"
         fix = suggest_key(names, section, kind)
     elif detail["type"] == "missing":
-        what = f"{path} is required"
+        problem = f"{path} is required"
         fix = f"add it, or pass {path}=..."
     elif detail["type"] == "model_type":
-        what = f"{path} is a section, not {short(detail['input'])}"
+        problem = f"{path} is a section, not {short(detail['input'])}"
         fix = f"give keys of it, such as {path}.{f' or {path}.'.join(main_keys('.'.join(names), section))}"
     elif detail["type"] == "value_error":
-        what = f"{path + ': ' if path else ''}{detail['ctx']['error']}"
-        named = [".".join([*keys, name]) for name in _NAMED_KEY.findall(what)]
+        problem = f"{path + ': ' if path else ''}{detail['ctx']['error']}"
+        named = [".".join([*keys, name]) for name in _NAMED_KEY.findall(problem)]
     else:
-        what = detail["msg"][0].lower() + detail["msg"][1:]
+        problem = detail["msg"][0].lower() + detail["msg"][1:]
         if not located.places.get(path, "").startswith((f"override '{path}=", f'override "{path}=')):
-            what = f"{path}={short(detail['input'])}: {what}"
+            problem = f"{path}={short(detail['input'])}: {problem}"
     where = located.find_place(named, path)
-    return ConfigError(what, where=where or source, fix=fix).line()
+    return ConfigError(problem, where=where or source, fix=fix).line()
 
 
 _NAMED_KEY = re.compile(r"(?<![a-z_])(?<![a-z_]\.)([a-z_]++(?:\.[a-z_]++)*+)=")
@@ -335,8 +335,8 @@ def dump_config(config: RunConfig, *, changed: bool = False, is_published: bool 
     if changed or is_published:
         values = changed_values(config)
     if is_published:
-        kept = [name for name in values if name not in _OF_THE_PLACE]
-        values = {name: _without_places(values[name]) for name in kept}
+        names = [name for name in values if name not in _OF_THE_PLACE]
+        values = {name: _without_places(values[name]) for name in names}
     return yaml.dump(values, Dumper=_Dumper, sort_keys=False, default_flow_style=None, width=120, allow_unicode=True)
 
 

@@ -44,13 +44,13 @@ class ScheduleConfig(SchedulePositions):
         if not cut:
             return None
         end = asked.decay_steps or total_steps
-        what = f"{' and '.join(cut)}, as the schedule has {end} steps in all"
-        return what, f"set {' '.join(fixes)}, or raise train.steps"
+        note = f"{' and '.join(cut)}, as the schedule has {end} steps in all"
+        return note, f"set {' '.join(fixes)}, or raise train.steps"
 
     def _as_asked(self, batch: BatchConfig, total_steps: int) -> "ScheduleConfig":
         """Returns the schedule in steps, even if it is longer than the run."""
-        given = {name: getattr(self, f"{name}_tokens") for name in POSITIONS}
-        steps = {name: batch.steps_for(tokens) for name, tokens in given.items() if tokens is not None}
+        in_tokens = {name: getattr(self, f"{name}_tokens") for name in POSITIONS}
+        steps = {name: batch.steps_for(tokens) for name, tokens in in_tokens.items() if tokens is not None}
         if self.cooldown_tokens is not None:  # the last steps, back from the end
             end = steps.get("decay") or self.decay_steps or total_steps
             rows = -(-self.cooldown_tokens // batch.seq_len)

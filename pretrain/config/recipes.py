@@ -97,10 +97,10 @@ def find_config(source: str | Path, folders: Sequence[str] = RUNS) -> Path:
             return file
     if path.is_absolute() or ".." in path.parts:
         return path
-    found = [one for one in match_recipes(source, folders) if one.folder in folders]
-    if not found:
+    matches = [one for one in match_recipes(source, folders) if one.folder in folders]
+    if not matches:
         raise _unknown("no such config file", str(source), folders)
-    return found[0].path
+    return matches[0].path
 
 
 def near_file(path: Path) -> Path | None:
@@ -115,19 +115,19 @@ def near_file(path: Path) -> Path | None:
 
 def copy_recipe(name: str, target: Path | None) -> tuple[Recipe, Path]:
     """Writes a built-in config to a new file, by default one of its name. Raises: ConfigError."""
-    found = [one for one in match_recipes(name, (*RUNS, *PREPARE)) if one.folder not in PARTS]
+    matches = [one for one in match_recipes(name, (*RUNS, *PREPARE)) if one.folder not in PARTS]
     file = next((path for path in (Path(name), Path(f"{name}.yaml")) if is_file(path)), None)
-    if not found and file is not None:
+    if not matches and file is not None:
         raise ConfigError(
             "this is a file, not a recipe",
             where=str(file),
             fix=f"copy it: cp {shlex.quote(str(file))} FILE",
         )
-    if not found:
+    if not matches:
         raise _unknown("no such recipe", name, (*RUNS, *PREPARE))
-    if len(found) > 1:
-        raise ConfigError("several recipes", where=name, fix=f"use {' or '.join(one.name for one in found)}")
-    recipe = found[0]
+    if len(matches) > 1:
+        raise ConfigError("several recipes", where=name, fix=f"use {' or '.join(one.name for one in matches)}")
+    recipe = matches[0]
     target = target or Path(recipe.path.name)
     if target.exists():
         raise ConfigError("exists already", where=str(target), fix=f"give another name: recipes cp {name} FILE")
@@ -180,9 +180,9 @@ def _unknown(what: str, name: str, folders: Sequence[str]) -> ConfigError:
         )
     if file := near_file(Path(name)):
         return ConfigError(what, where=name, fix=f"did you mean {file}?")
-    known = {recipe.short: recipe for recipe in list_recipes(folders)}
-    near = difflib.get_close_matches(Path(name).stem, known, n=1, cutoff=0.7)
+    by_name = {recipe.short: recipe for recipe in list_recipes(folders)}
+    near = difflib.get_close_matches(Path(name).stem, by_name, n=1, cutoff=0.7)
     if not near:
         return ConfigError(what, where=name, fix="check the path; `pretrain recipes` lists the built-in ones")
-    found = f"configs/{known[near[0]].name}.yaml" if "/" in name else near[0]
-    return ConfigError(what, where=name, fix=f"did you mean {found}?")
+    nearest = f"configs/{by_name[near[0]].name}.yaml" if "/" in name else near[0]
+    return ConfigError(what, where=name, fix=f"did you mean {nearest}?")

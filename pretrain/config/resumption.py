@@ -122,8 +122,8 @@ def _refusal(config: RunConfig, allow: Changes, never: Changes) -> ConfigError:
     if allow:
         names = dict.fromkeys([*config.resume.allow, *map(without_places, allow)])
         fixes.append(f"add resume.allow=[{','.join(names)}]")
-    own = shlex.quote(str(config.folder / "config.yaml"))
-    as_it_was = f"pretrain train {own} continues it as it was"
+    path = shlex.quote(str(config.folder / "config.yaml"))
+    as_it_was = f"pretrain train {path} continues it as it was"
     return ConfigError(
         f"the run {config.run.name} was started with another config ({'; '.join(listed)})",
         fix=f"{as_it_was}; or use another run.name, or {' and '.join(fixes)}",

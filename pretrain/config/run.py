@@ -180,9 +180,9 @@ class RunConfig(Section):
 
         For a run with another batch size, in which positions in tokens would be other steps.
         """
-        given = self.optim.schedule
-        steps = given.in_steps(self.batch, self.train.steps).model_dump()
-        changed = {key: value for key, value in steps.items() if value != getattr(given, key)}
+        schedule = self.optim.schedule
+        steps = schedule.in_steps(self.batch, self.train.steps).model_dump()
+        changed = {key: value for key, value in steps.items() if value != getattr(schedule, key)}
         uneven = [f"batch.{key}=[]" for key in ("schedule", "short_rows", "short_windows")]
         items = [f"optim.schedule.{key}={json.dumps(value)}" for key, value in changed.items()]
         return uneven + items

@@ -211,9 +211,9 @@ def _read_included(path: Path, outer: tuple[Path, ...], reads: Iterator[int]) ->
             where=str(path),
             fix="include each file once",
         )
-    own = read_yaml(path)
-    includes = own.values.pop("include", [])
-    where = own.places.pop("include", str(path))
+    tree = read_yaml(path)
+    includes = tree.values.pop("include", [])
+    where = tree.places.pop("include", str(path))
     names = [includes] if isinstance(includes, str) else includes
     if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
         raise ConfigError(
@@ -227,9 +227,9 @@ def _read_included(path: Path, outer: tuple[Path, ...], reads: Iterator[int]) ->
         built_in = [recipe.path for recipe in match_recipes(name, ())]
         target = next((file for file in (path.parent / name, Path(name), *built_in) if is_file(file)), None)
         if target is None:
-            what = f"included file {short(str(path.parent / name))} does not exist"
+            problem = f"included file {short(str(path.parent / name))} does not exist"
             fix = "give a path relative to this file, or a built-in one: configs/engine/zero2.yaml"
-            raise ConfigError(what, where=where, fix=fix)
+            raise ConfigError(problem, where=where, fix=fix)
         if target.resolve().suffix not in (".yaml", ".yml"):  # an error would quote lines of it
             raise ConfigError(
                 f"included file {short(name)} is not a .yaml file",
@@ -245,8 +245,8 @@ def _read_included(path: Path, outer: tuple[Path, ...], reads: Iterator[int]) ->
         part = _read_included(target, opened, reads)
         result.values = merge(result.values, part.values)
         result.places.update(part.places)
-    result.values = merge(result.values, own.values)
-    result.places.update(own.places)
+    result.values = merge(result.values, tree.values)
+    result.places.update(tree.places)
     return result
 
 

@@ -72,9 +72,9 @@ def rand_augment(pixels: np.ndarray, config: ImagesConfig, seed: int, sample: in
     image = fromarray(pixels[0] if len(pixels) == 1 else pixels.transpose(1, 2, 0))
     numbers = draw_uniform("image operations", seed, np.array([sample]), 2 * count)[0].tolist()
     strength = config.randaugment.magnitude / MAX_MAGNITUDE
-    known = tuple(operations().values())
+    choices = tuple(operations().values())
     for kind, sign in zip(numbers[::2], numbers[1::2], strict=True):
-        image = known[int(kind * len(known))](image, -strength if sign < 0.5 else strength)
+        image = choices[int(kind * len(choices))](image, -strength if sign < 0.5 else strength)
     changed = np.asarray(image, dtype=np.uint8)
     return changed[None] if changed.ndim == 2 else changed.transpose(2, 0, 1)
 

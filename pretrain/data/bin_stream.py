@@ -212,8 +212,8 @@ class _RowWriter:
             marks = reader.labels(member)[first : first + size]
             self._labels[row, at : at + size] = marks
             if self._has_choices:  # each is a document of its own
-                (others,) = np.nonzero(marks[1:] > 0)
-                self._starts.extend((row * self._tokens.shape[1] + at + 1 + others).tolist())
+                (starts,) = np.nonzero(marks[1:] > 0)
+                self._starts.extend((row * self._tokens.shape[1] + at + 1 + starts).tolist())
         self._starts.append(row * self._tokens.shape[1] + at)
         self._filled[row] = at + size
 

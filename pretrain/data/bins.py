@@ -82,8 +82,8 @@ def pack_documents(lengths: np.ndarray, capacity: int, *, apart: bool = False, k
     document, offset, length = cut_documents(lengths.astype(np.int64), capacity)
     layout = LAYOUTS[kind]
     if layout.whole or layout.beginning:
-        kept = offset == 0 if layout.beginning else lengths[document] <= capacity
-        document, offset, length = (values[kept] for values in (document, offset, length))
+        is_kept = offset == 0 if layout.beginning else lengths[document] <= capacity
+        document, offset, length = (values[is_kept] for values in (document, offset, length))
     placed = np.arange(len(length))
     if not apart:
         order = np.argsort(-length, kind="stable")
@@ -110,10 +110,10 @@ def _best_fit(lengths: list[int], capacity: int) -> list[int]:
             number = opened
             opened += 1
         placed.append(number)
-        left = room - length
-        if left:
-            bins_with[left].append(number)
-            rooms |= 1 << left
+        rest = room - length
+        if rest:
+            bins_with[rest].append(number)
+            rooms |= 1 << rest
     return placed
 
 
@@ -144,11 +144,11 @@ def _best_fit_pairs(sizes: np.ndarray, capacity: np.ndarray) -> np.ndarray:
     opened = 0
     scale = 1 / capacity
     for item in order.tolist():
-        left = rooms - sizes[item]
-        (fitting,) = np.nonzero((left >= 0).all(axis=1))
+        rest = rooms - sizes[item]
+        (fitting,) = np.nonzero((rest >= 0).all(axis=1))
         if len(fitting):
-            best = fitting[np.argmin((left[fitting] * scale).sum(axis=1))]
-            rooms[best] = left[best]
+            best = fitting[np.argmin((rest[fitting] * scale).sum(axis=1))]
+            rooms[best] = rest[best]
             placed[item] = numbers[best]
             continue
         room = capacity - sizes[item]
@@ -195,8 +195,8 @@ class BinStore:
         # Not seeded: another order in each process.
         order = np.random.default_rng().permutation(len(self._shards))
         with ThreadPoolExecutor(FETCHED_AT_ONCE if self._shards.store.fetches else 1) as pool:
-            found = list(pool.map(self._count, order.tolist()))
-        counts, documents, cut = np.array(found, dtype=np.int64)[np.argsort(order)].T
+            counted = list(pool.map(self._count, order.tolist()))
+        counts, documents, cut = np.array(counted, dtype=np.int64)[np.argsort(order)].T
         return counts, int(documents.sum()), int(cut.sum())
 
     def _count(self, number: int) -> tuple[int, int, int]:

@@ -175,15 +175,15 @@ class ImageStream:
         if int(lengths.max()) > self.seq_len:
             place = int(lengths.argmax())
             reader = self._shards.reader(number)
-            what = f"a caption of {lengths[place]} tokens, its end included,"
-            what += f" exceeds batch.seq_len={self.seq_len}"
+            problem = f"a caption of {lengths[place]} tokens, its end included,"
+            problem += f" exceeds batch.seq_len={self.seq_len}"
             fix = f"use batch.seq_len={lengths[place]}, or shorten it"
-            raise DataError(what, where=f"{reader.name}, {reader.image_name(place)}", fix=fix)
+            raise DataError(problem, where=f"{reader.name}, {reader.image_name(place)}", fix=fix)
 
     def _too_small(self, width: int, height: int, where: str) -> DataError:
         side = self._image.side
-        what = f"{width} x {height} pixels are smaller than the crop of {side}, and data.images.resize=0"
-        return DataError(what, where=where, fix="leave data.images.resize out, or remove the image")
+        text = f"{width} x {height} pixels are smaller than the crop of {side}, and data.images.resize=0"
+        return DataError(text, where=where, fix="leave data.images.resize out, or remove the image")
 
     def _build_epoch_layout(self, epoch: int) -> Layout:
         return layout_of(self._sizes, shard_order(len(self._sizes), self.order.seed, epoch))
@@ -229,17 +229,17 @@ class _ImageRows:
 
     def finish(self, first: int = 0, count: int | None = None) -> TokenRows:
         """Returns some rows. None: all."""
-        kept = slice(first, None if count is None else first + count)
-        labels, num_tokens = self._labels[kept], self._num_tokens[kept]
+        chosen = slice(first, None if count is None else first + count)
+        labels, num_tokens = self._labels[chosen], self._num_tokens[chosen]
         tokens = np.zeros(labels.shape, dtype=np.uint16)
         if self._captions is not None:
-            tokens = self._captions[kept]
+            tokens = self._captions[chosen]
         return TokenRows(
             tokens=tokens,
             starts=np.flatnonzero(num_tokens) * labels.shape[1],
             num_tokens=None if self._captions is None and num_tokens.all() else num_tokens,
-            sample_ids=self._samples[kept],
+            sample_ids=self._samples[chosen],
             labels=labels,
-            pixels=self._pixels[kept],
-            mixed=None if self._mixed is None else self._mixed[kept],
+            pixels=self._pixels[chosen],
+            mixed=None if self._mixed is None else self._mixed[chosen],
         )

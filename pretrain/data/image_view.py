@@ -179,8 +179,8 @@ def read_view(path: Path, image: ImageSize, config: ImagesConfig) -> np.ndarray:
     try:
         content = path.read_bytes()
     except OSError as error:
-        what = f"cannot be read: {error.strerror or error}"
-        raise DataError(what, where=f"--image {path}", fix="give an image file") from None
+        problem = f"cannot be read: {error.strerror or error}"
+        raise DataError(problem, where=f"--image {path}", fix="give an image file") from None
     file = ImageFile(content, str(path))
     view = center_view(config, file.width, file.height, image.side)
     return render(file, view, image.channels, image.side, config.interpolation)

@@ -115,8 +115,8 @@ class StepCounts:
 
     def digests(self) -> dict[str, str]:
         """Returns the digests of the ledger in 16 hex digits: `digest`, and of images `pixels`."""
-        found = {"digest": self.digest, "pixels": self.pixel_digest}
-        return {name: f"{digest:016x}" for name, digest in found.items() if digest or name == "digest"}
+        digests = {"digest": self.digest, "pixels": self.pixel_digest}
+        return {name: f"{digest:016x}" for name, digest in digests.items() if digest or name == "digest"}
 
     def pack(self) -> tuple[float, ...]:
         """Returns the counters as float64 values that an all-reduce adds exactly."""

@@ -103,7 +103,7 @@ def _needs(
     """Returns (first block that needs it, shard) of an epoch from a block on, sorted by block."""
     first = order.epoch_start(epoch)
     per_lane, num_longer = divmod(order.epoch_start(epoch + 1) - first, order.lanes)
-    found = []
+    needs = []
     for lane in range(order.lanes):
         start = first + lane * per_lane + min(lane, num_longer)
         end = start + per_lane + (lane < num_longer)
@@ -121,7 +121,7 @@ def _needs(
             which, offset = divmod(place, order.num_tokens)
             shards, starts = layout(which)
             slot = bisect_right(starts, offset) - 1
-            found.append(((sample - start) // order.block_samples, shards[slot]))
+            needs.append(((sample - start) // order.block_samples, shards[slot]))
             ends = starts[slot + 1] if slot + 1 < len(starts) else order.num_tokens
             place += ends - offset
-    return sorted(found, key=lambda need: need[0])
+    return sorted(needs, key=lambda need: need[0])

@@ -236,9 +236,9 @@ def end_sources(segments: Sequence[Segment], supplies: Mapping[int, int]) -> Fin
     ends: dict[int, int] = {}
     while True:
         shares = MixtureShares(found)
-        left = sorted(supplies.keys() - ends.keys())
-        openings = {source: shares.opening(source, supplies[source]) for source in left}
-        source = min(left, key=openings.__getitem__, default=None)
+        remaining = sorted(supplies.keys() - ends.keys())
+        openings = {source: shares.opening(source, supplies[source]) for source in remaining}
+        source = min(remaining, key=openings.__getitem__, default=None)
         if source is None or openings[source] == NEVER:
             break
         ends[source] = int(openings[source]) - 1
@@ -252,13 +252,13 @@ def end_sources(segments: Sequence[Segment], supplies: Mapping[int, int]) -> Fin
 
 def _rest(segments: Sequence[Segment], source: int, position: int) -> list[Segment]:
     """Returns the segments with weight 0 of a source from `position` on."""
-    found: list[Segment] = []
+    rest: list[Segment] = []
     for start in sorted({position, *(start for start, _ in segments)}):
         weights = list(next(row for first, row in reversed(segments) if first <= start))
         if start >= position:
             weights[source] = 0.0
-        found.append((start, weights))
-    return found
+        rest.append((start, weights))
+    return rest
 
 
 class RowSource(Protocol):

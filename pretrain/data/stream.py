@@ -248,19 +248,19 @@ class SourceStreams:
 
     def too_long(self) -> list[str]:
         """Returns a message for each source with documents that do not fit a row."""
-        found = []
+        notes = []
         for source, stream in zip(self._dataset.sources, self._streams, strict=True):
             treatment = source.index.layout.too_long
             if isinstance(stream, BinStream) and treatment and stream.num_too_long:
                 num_documents = source.index.splits["train"].num_documents
-                what = f"{stream.num_too_long:,} of {num_documents:,} {treatment}"
-                found.append(f"{source.name}: {what}; raise it, or drop them by filter.max_chars of prepare")
-        return found
+                note = f"{stream.num_too_long:,} of {num_documents:,} {treatment}"
+                notes.append(f"{source.name}: {note}; raise it, or drop them by filter.max_chars of prepare")
+        return notes
 
     def ends(self, num_samples: int) -> dict[str, int]:
         """Returns the end position of each source that ends within `num_samples` of the run."""
-        found = sorted(self._ending.ends.items(), key=lambda item: item[1])
-        return {self._dataset.sources[number].name: end for number, end in found if end < num_samples}
+        ends = sorted(self._ending.ends.items(), key=lambda item: item[1])
+        return {self._dataset.sources[number].name: end for number, end in ends if end < num_samples}
 
     def check_supply(self, num_samples: int) -> None:
         """Checks that sources suffice for a run of `num_samples`. Raises: ConfigError."""

@@ -100,9 +100,9 @@ def pick_device(config: EngineConfig) -> str:
     """
     job_gpus = int(os.environ.get(JOB_GPUS, 0))
     if config.device == "auto" and job_gpus and not torch.cuda.is_available():
-        what = f"the job has {plural(job_gpus, 'GPU')} a node, torch sees none (torch {torch.__version__})"
+        text = f"the job has {plural(job_gpus, 'GPU')} a node, torch sees none (torch {torch.__version__})"
         fix = "install a CUDA torch, or load the driver there; engine.device=cpu if that is meant"
-        raise LaunchError(what, where=socket.gethostname(), fix=fix)
+        raise LaunchError(text, where=socket.gethostname(), fix=fix)
     if config.precision == "fp16" and not torch.cuda.is_available():
         raise ConfigError(
             "engine.precision=fp16 needs a GPU, and torch sees none",

@@ -58,7 +58,7 @@ def place_cut(
     """Registers the matrices of an optimizer over whole matrices: each is sharded. Collective."""
     if isinstance(optimizer, WholeOptimizer):
         gathered = dist.gather_objects([piece.span for piece in pieces])
-        spans = [[Span(*values) for values in found] for found in gathered]
+        spans = [[Span(*values) for values in values_of_spans] for values_of_spans in gathered]
         optimizer.place(masters, pieces, spans, rank)
 
 
@@ -353,8 +353,8 @@ class CompleteState:
         for one in self._kept:
             for fragment in self._pieces_of(one):
                 is_share = hasattr(one.tensor, "ds_tensor")
-                own = (fragment,) if is_share else _even_share(fragment, self._world, part_of(one.tensor))
-                for piece in own:
+                pieces = (fragment,) if is_share else _even_share(fragment, self._world, part_of(one.tensor))
+                for piece in pieces:
                     yield replace(piece, tensors={one.kind: piece.tensors[one.kind].float()})
 
     def _pieces_of(self, one: KeptTensor) -> Iterator[Fragment]:

@@ -80,12 +80,13 @@ def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
     """Returns the settings of rows for a model. Raises: ConfigError: No data, wrong lengths, no loss."""
     model = source.config
     run = source.run
+    where = str(source.path)
     if run is None:
         lack = model.head.record.without_loss
         if lack:
-            raise ConfigError(lack, where=str(source.path), fix="fine-tune it, and evaluate the run")
+            raise ConfigError(lack, where=where, fix="fine-tune it, and evaluate the run")
         if not choice.data:
-            raise ConfigError("this model has no data of its own", where=str(source.path), fix="give --data DIR")
+            raise ConfigError("this model has no data of its own", where=where, fix="give --data DIR")
         reads = "tokens" if model.input is None else "patches"
         objective = ObjectiveConfig(kind=objective_of_model(model.shape, model.head.kind, reads))
         data = DataConfig(path="-")
@@ -99,10 +100,12 @@ def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
         seq_len, source_len = config.batch.seq_len, config.batch.source_len
     reference = None
     if choice.data:
-        data = data.model_copy(update={"path": None, "mixture": [], "curriculum": []} | _sources(choice.data))
+        chosen = {"path": None, "mixture": [], "curriculum": []} | _sources(choice.data)
+        data = data.model_copy(update=chosen)
     elif run is not None and objective.has_reference:
         reference = run.reference
-    lengths = _lengths(source, objective, _target_len(source, choice, seq_len), choice.source_len or source_len)
+    seq_len = _target_len(source, choice, seq_len)
+    lengths = _lengths(source, objective, seq_len, choice.source_len or source_len)
     return Setting(objective, data, lengths, seed, guessed=run is None, reference=reference)
 
 
@@ -127,7 +130,8 @@ def _lengths(source: ModelSource, objective: ObjectiveConfig, seq_len: int, sour
         patches = source.config.input
         return lengths if patches is None else image_lengths(lengths, objective, patches)
     except ValueError as error:
-        raise ConfigError(str(error).replace("batch.seq_len", "--seq-len"), fix="use longer rows") from None
+        text = str(error).replace("batch.seq_len", "--seq-len")
+        raise ConfigError(text, fix="use longer rows") from None
 
 
 def check_length(source: ModelSource, longest: int) -> None:
@@ -200,7 +204,7 @@ class Corpus:
             )
 
     def _fit_objective(self, model: AnyModelConfig) -> ObjectiveConfig:
-        """Returns the setting's objective, or the one that a run fine-tuned on other data is scored by."""
+        """Returns the setting's objective, or the one of a run fine-tuned on other data."""
         setting = self._setting
         is_own = setting.guessed or not model.head.labels  # a run says what its labels are of
         if not self._choice.data or not is_own or "+" in model.shape:
@@ -225,7 +229,8 @@ class Corpus:
         make_rows = build_rows(self.objective, context)
         if not self.objective.has_reference:
             return make_rows
-        return add_reference(make_rows, None if setting.reference is None else read_table(setting.reference))
+        table = None if setting.reference is None else read_table(setting.reference)
+        return add_reference(make_rows, table)
 
     def _open(self, source: DataSource, store: ShardStore, path: str) -> EvaluationSource:
         # Any split is read as the validation split is: once, in a fixed order.
@@ -281,8 +286,8 @@ class Corpus:
             return
         size = source.config.vocab_size
         if size is not None and index.vocab_size > size:
-            what = f"has token ids up to {index.vocab_size}, the vocabulary of {source.path} has {size}"
-            raise DataError(what, where=folder, fix=fix)
+            text = f"has token ids up to {index.vocab_size}, the vocabulary of {source.path} has {size}"
+            raise DataError(text, where=folder, fix=fix)
         content = dict(source.load_tokenizer_files()).get("tokenizer.json")
         if content is None:  # of sentencepiece alone: it names no ids that could be compared
             return
@@ -294,13 +299,13 @@ class Corpus:
         differing = sorted(token for token, number in theirs.items() if mine.get(token) != number)
         if differing:
             token = differing[0]
-            found = f"{token!r} is {theirs[token]}, not {mine.get(token)}"
+            difference = f"{token!r} is {theirs[token]}, not {mine.get(token)}"
         elif (other := compare_texts(data, parsed, probe_texts(data))) is not None:
-            found = f"{other.text!r} is {other.ours}, not {other.theirs}"
+            difference = f"{other.text!r} is {other.ours}, not {other.theirs}"
         else:
             return
         raise DataError(
-            f"another tokenizer than that of {source.path}: {found}",
+            f"another tokenizer than that of {source.path}: {difference}",
             where=folder,
             fix=fix,
         )

@@ -62,9 +62,9 @@ class HarnessModel(_TemplateLM):
         where = str(artifact.path)
         shape = artifact.model_config.shape
         if shape != "decoder" or artifact.model.head is None or not artifact.model.head.scores_ids:
-            found = f"{shape}, head.kind={artifact.model_config.head.kind}"
+            kinds = f"{shape}, head.kind={artifact.model_config.head.kind}"
             raise ConfigError(
-                f"--tasks is for models with a decoder alone and its head, this one has {found}",
+                f"--tasks is for models with a decoder alone and its head, this one has {kinds}",
                 where=where,
                 fix="give --data",
             )
@@ -125,8 +125,8 @@ class HarnessModel(_TemplateLM):
 
     def loglikelihood(self, requests: list[Any], disable_tqdm: bool = True) -> list[tuple[float, bool]]:
         """Returns log p of each continuation, and whether it is the likeliest."""
-        found: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
-        return found
+        answers: list[tuple[float, bool]] = super().loglikelihood(requests, disable_tqdm=True)
+        return answers
 
     def loglikelihood_rolling(self, requests: list[Any], disable_tqdm: bool = True) -> list[float]:
         """Returns log p of each text."""
@@ -156,14 +156,14 @@ class HarnessModel(_TemplateLM):
         return [(log_prob, is_greedy) for log_prob, is_greedy in self._answer_all(batches, score)]
 
     def _answer_all(self, batches: list[list[int]], answer: Callable[[list[int]], list[Any]]) -> list[Any]:
-        found: dict[int, Any] = {}
+        by_number: dict[int, Any] = {}
         count = sum(map(len, batches))
         # In passes that are collective the others wait for a rank that leaves by an exception.
         with contextlib.nullcontext() if self._together else failing_together():
             for place in range(len(batches)) if self._together else deal(len(batches)):
-                found |= zip(batches[place], answer(batches[place]), strict=True)
+                by_number |= zip(batches[place], answer(batches[place]), strict=True)
                 self._go_on()
-        return [found[number] for number in range(count)] if self._together else collect(found, count)
+        return [by_number[number] for number in range(count)] if self._together else collect(by_number, count)
 
     @torch.no_grad()
     def _score(self, batch: Sequence[tuple[list[int], int]]) -> list[tuple[float, bool]]:
@@ -173,7 +173,7 @@ class HarnessModel(_TemplateLM):
         padded = [[*row, *[0] * (longest - len(row))][:-1] for row, _ in batch]
         tokens_BT = torch.tensor(padded, device=self._device)
         hidden_BTD = self._model(Batch(tokens_BT, tokens_BT), logits=False).hidden_BTD
-        found = []
+        scores = []
         for place, (row, length) in enumerate(batch):
             end = len(row) - 1
             hidden_1TD = hidden_BTD[place : place + 1, end - length : end]
@@ -182,8 +182,8 @@ class HarnessModel(_TemplateLM):
             log_probs_TV = self._model.head(hidden_1TD)[0].float().log_softmax(dim=-1)
             of_targets = log_probs_TV.gather(1, targets_T[:, None])
             is_greedy = bool((log_probs_TV.argmax(dim=-1) == targets_T).all())
-            found.append((float(of_targets.double().sum()), is_greedy))
-        return found
+            scores.append((float(of_targets.double().sum()), is_greedy))
+        return scores
 
     def generate_until(self, requests: list[Any], disable_tqdm: bool = True) -> list[str]:
         """Returns the greedy continuation of each context, up to a stop string."""

@@ -71,7 +71,7 @@ class SourceLoss:
             facts["labels"] = self.labels.facts()
         if self.baseline is not None:
             facts["baseline"] = self._of(self.baseline)
-            facts["differences"] = {name: asdict(found) for name, found in self.differences.items()}
+            facts["differences"] = {name: asdict(change) for name, change in self.differences.items()}
         return facts
 
     def _of(self, report: LossReport) -> dict[str, Any]:
@@ -101,8 +101,8 @@ class SourceLoss:
             lines += [indent + line for line in self.labels.lines()]
         if self.baseline is not None:
             lines.append(f"{indent}against {baseline}")
-        for name, found in self.differences.items():
-            lines.append(f"{indent}  {name:<9} {found.line()}")
+        for name, difference in self.differences.items():
+            lines.append(f"{indent}  {name:<9} {difference.line()}")
         return lines
 
 
@@ -127,7 +127,7 @@ class HeldOutReport:
     def lines(self) -> list[str]:
         """Returns the lines of the report."""
         lines = [f"{self.model}: {self.objective}, {self.split}"]
-        return lines + [line for found in self.losses for line in found.lines(self.baseline)]
+        return lines + [line for loss in self.losses for line in loss.lines(self.baseline)]
 
 
 def evaluate_held_out(

@@ -131,8 +131,8 @@ def score_labels(answers: Answers, names: Sequence[str], resamples: int) -> Labe
     else:
         drawn_scores = [_scores(drawn) for drawn in _drawn(answers, num_labels, resamples)]
         draws = np.concatenate(drawn_scores, axis=1)
-        found = zip(SCORES, values, draws, strict=True)
-        intervals = {name: bootstrap_interval(value, drawn) for name, value, drawn in found}
+        scores = zip(SCORES, values, draws, strict=True)
+        intervals = {name: bootstrap_interval(value, drawn) for name, value, drawn in scores}
     if num_documents == len(answers.gold):
         intervals["accuracy"] = wilson_interval(int(np.trace(confusion)), num_documents)
     columns = _class_scores(confusion[None])
@@ -153,17 +153,17 @@ def compare_labels(baseline: Answers, model: Answers, num_labels: int, resamples
     differences = [_scores(one) - _scores(other) for one, other in zip(mine, theirs, strict=True)]
     draws = np.concatenate(differences, axis=1)
     one, other = (_scores(_count(answers, num_labels)[None])[:, 0] for answers in (model, baseline))
-    found = zip(SCORES, (one - other).tolist(), draws, strict=True)
+    scores = zip(SCORES, (one - other).tolist(), draws, strict=True)
     count = model.num_documents
-    return {name: judge(observed, drawn, count, "documents") for name, observed, drawn in found}
+    return {name: judge(observed, drawn, count, "documents") for name, observed, drawn in scores}
 
 
 def _count(answers: Answers, num_labels: int, weights: np.ndarray | None = None) -> np.ndarray:
     """Returns the confusion matrix, float64 [L, L], of documents with weights; rows are gold."""
     pair = answers.gold * num_labels + answers.predicted
     of_answers = None if weights is None else weights[answers.document]
-    found = np.bincount(pair, weights=of_answers, minlength=num_labels**2)
-    return found.astype(float).reshape(num_labels, num_labels)
+    counts = np.bincount(pair, weights=of_answers, minlength=num_labels**2)
+    return counts.astype(float).reshape(num_labels, num_labels)
 
 
 def _drawn(answers: Answers, num_labels: int, resamples: int) -> Iterator[np.ndarray]:
@@ -231,10 +231,10 @@ def check_labels(source: ModelSource, index: DataIndex, where: str) -> None:
 def read_answers(model: LanguageModel, batches: Iterable[Batch]) -> Answers:
     """Returns the answers of a classifier in eval mode to the batches of all ranks. Collective."""
     device = next(model.parameters()).device
-    found = [_answer(model, batch.to(device)) for batch in batches]
+    answers = [_answer(model, batch.to(device)) for batch in batches]
     rows: list[tuple[float, ...]] = []
     first = 0
-    for batch in gather_batches(found):
+    for batch in gather_batches(answers):
         rows += [(*answer, first + document) for *answer, document in batch]
         first = int(rows[-1][-1]) + 1 if rows else 0
     columns = np.array(rows, dtype=np.float64).reshape(-1, 4)

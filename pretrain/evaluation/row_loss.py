@@ -91,8 +91,8 @@ def evaluate_loss(engine: HasLoss, batches: Iterable[Batch], should_stop: Callab
         if number % 16 == 15 and should_stop():
             return None
         total_targets += batch.num_targets()
-        found = engine.evaluate(batch.to(engine.device))
-        total = found + total if number else found
+        of_batch = engine.evaluate(batch.to(engine.device))
+        total = of_batch + total if number else of_batch
     sums = torch.cat((total, total.new_full((1,), total_targets)))
     loss_sum, num_correct, *shown, num_targets = dist.all_reduce_sum(sums).tolist()
     count = max(num_targets, 1.0)
@@ -110,8 +110,8 @@ class ModelLoss:
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Tensor:
         """Returns the sums of -log p(target), right answers, and what the loss shows, float64."""
-        found = self._loss(self._model, batch)
-        return _sums(found) if found.shown_M is None else torch.cat((_sums(found), found.shown_M))
+        output = self._loss(self._model, batch)
+        return _sums(output) if output.shown_M is None else torch.cat((_sums(output), output.shown_M))
 
     @torch.no_grad()
     def evaluate_rows(self, batch: Batch) -> Tensor:
@@ -121,11 +121,11 @@ class ModelLoss:
         """
         generates = getattr(self._model, "generator", None) is not None
         hidden_BTD = None if generates else self._model(batch, logits=False).hidden_BTD
-        found = []
+        sums = []
         for row in range(len(batch.tokens_BT)):
             read = self._model if hidden_BTD is None else _ReadRow(self._model, hidden_BTD[row : row + 1])
-            found.append(_sums(self._loss(read, _one_row(batch, row))))
-        return torch.stack(found)
+            sums.append(_sums(self._loss(read, _one_row(batch, row))))
+        return torch.stack(sums)
 
 
 def _sums(found: LossOutput) -> Tensor:

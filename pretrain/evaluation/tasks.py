@@ -75,8 +75,8 @@ class TaskReport:
             lines.append(f"  {score.task:<20} {score.metric:<24} {score.value:.4f}{error}")
             if score.baseline is not None:
                 difference = score.difference
-                found = difference.line() if difference else "no mean over documents: not compared"
-                lines.append(f"  {'':<20} against {self.baseline}: {score.baseline:.4f}, {found}")
+                text = difference.line() if difference else "no mean over documents: not compared"
+                lines.append(f"  {'':<20} against {self.baseline}: {score.baseline:.4f}, {text}")
         return lines
 
 
@@ -105,11 +105,11 @@ def evaluate_tasks(
     _load(choice)
     described = [open_together(path) for path in (model, *([] if other is None else [other]))]
     subject = find_subject(described[0])
-    found = [_run(one, choice, resamples, device) for one in described]
+    results = [_run(one, choice, resamples, device) for one in described]
     if current()[0] != 0:
         return TaskReport(str(model), names, harness, [])
-    mine = found[0]
-    theirs = found[1] if other is not None else None
+    mine = results[0]
+    theirs = results[1] if other is not None else None
     counts = {task: count["effective"] for task, count in mine["n-samples"].items()}
     place = None if choice.path is None else str(choice.path)
     data = []
@@ -230,7 +230,7 @@ def _quiet() -> Iterator[None]:
 
 def _scores(mine: Any, theirs: Any, resamples: int) -> list[TaskScore]:
     """Returns every score of a model, compared with a baseline's if there is one."""
-    found = []
+    scores = []
     for task, values in _table(mine).items():
         for metric, value in values.items():
             name, _, chain = metric.partition(",")
@@ -242,8 +242,8 @@ def _scores(mine: Any, theirs: Any, resamples: int) -> list[TaskScore]:
             if theirs is not None:
                 baseline = float(_table(theirs)[task][metric])
                 difference = _difference(mine, theirs, task, metric, resamples)
-            found.append(TaskScore(task, metric, float(value), stderr, baseline, difference))
-    return found
+            scores.append(TaskScore(task, metric, float(value), stderr, baseline, difference))
+    return scores
 
 
 def _table(results: Any) -> dict[str, dict[str, Any]]:

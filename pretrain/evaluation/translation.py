@@ -59,7 +59,7 @@ def read_texts(file: Path) -> list[str]:
         ) from None
     if not content:
         raise DataError("holds no line", where=str(file), fix="give one text a line")
-    found = []
+    texts = []
     for number, line in enumerate(content.removesuffix(b"\n").split(b"\n"), start=1):
         try:
             text = line.decode("utf-8-sig" if number == 1 else "utf-8")
@@ -69,8 +69,8 @@ def read_texts(file: Path) -> list[str]:
                 where=f"{file}:{number}",
                 fix="convert it",
             ) from None
-        found.append(text.removesuffix("\r"))
-    return found
+        texts.append(text.removesuffix("\r"))
+    return texts
 
 
 def read_parallel(source: Path, reference: Path) -> tuple[list[str], list[str]]:
@@ -142,7 +142,7 @@ def translate(
     started = time.monotonic()
     width = method.num_beams if isinstance(method, Beams) else 1
     batches = list(plan_batches(sources, batch_tokens // width))
-    found: dict[int, tuple[list[int], bool]] = {}
+    outputs: dict[int, tuple[list[int], bool]] = {}
     mine = [batches[number] for number in deal(len(batches))]
     for rows in with_bar(mine, label, len(mine)):
         batch = [sources[row] for row in rows]
@@ -150,8 +150,8 @@ def translate(
             best = [one[0] for one in beam_search(model, batch, constraints, method)]
         else:
             best = generate(model, batch, constraints, method, seed=seed)
-        found |= {row: (one.tokens, one.ended) for row, one in zip(rows, best, strict=True)}
-    done = collect(found, len(sources))
+        outputs |= {row: (one.tokens, one.ended) for row, one in zip(rows, best, strict=True)}
+    done = collect(outputs, len(sources))
     return Translations(
         texts=[codec.decode(tokens) for tokens, _ in done],
         num_tokens=sum(len(tokens) for tokens, _ in done),
@@ -192,7 +192,7 @@ class TranslationTask:
     def options(self) -> list[Options]:
         """Returns the options of each beam size. Raises: ConfigError: A value out of its range."""
         several = any(number > 1 for number in self.beams)
-        found = []
+        choices = []
         for number in self.beams or (None,):
             options = Options(
                 max_tokens=self.max_tokens,
@@ -204,8 +204,8 @@ class TranslationTask:
             if number != 1 or not several:
                 early = self.early_stopping
                 options = replace(options, length_penalty=self.length_penalty, early_stopping=early)
-            found.append(options)
-        return found
+            choices.append(options)
+        return choices
 
 
 @dataclass(frozen=True, slots=True)
@@ -237,13 +237,13 @@ class TranslationReport:
         """Returns plain values."""
         systems = []
         for decoded, scores in self.systems:
-            found = decoded.found
-            count = len(found.texts)
+            output = decoded.found
+            count = len(output.texts)
             facts: dict[str, Any] = {"model": decoded.model, "beams": decoded.beams}
             facts["normalize"] = decoded.normalize and decoded.normalize.model_dump()
-            facts |= {"sentences": count, "tokens": found.num_tokens, "cut": found.num_cut}
-            facts["seconds"] = round(found.seconds, 3)
-            facts["sentences_per_s"] = round(count / max(found.seconds, 1e-9), 2)
+            facts |= {"sentences": count, "tokens": output.num_tokens, "cut": output.num_cut}
+            facts["seconds"] = round(output.seconds, 3)
+            facts["sentences_per_s"] = round(count / max(output.seconds, 1e-9), 2)
             systems.append(facts | {"scores": {score.metric: asdict(score) for score in scores}})
         compared = [asdict(paired) for paired in self.compared]
         return {"kind": "translation", "systems": systems, "compared": compared}
@@ -253,12 +253,12 @@ class TranslationReport:
         lines = []
         pair = None
         for decoded, scores in self.systems:
-            found = decoded.found
-            speed = len(found.texts) / max(found.seconds, 1e-9)
-            cut = f", {found.num_cut} cut short" if found.num_cut else ""
+            output = decoded.found
+            speed = len(output.texts) / max(output.seconds, 1e-9)
+            cut = f", {output.num_cut} cut short" if output.num_cut else ""
             lines.append(
-                f"{decoded.hypotheses.name}: {len(found.texts):,} sentences in {found.seconds:.1f} s "
-                f"({speed:.1f} a second), {found.num_tokens:,} tokens{cut}"
+                f"{decoded.hypotheses.name}: {len(output.texts):,} sentences in {output.seconds:.1f} s "
+                f"({speed:.1f} a second), {output.num_tokens:,} tokens{cut}"
             )
             has_lowercase = any(score.metric == "bleu_lowercase" for score in scores)
             for score in scores:
@@ -305,20 +305,20 @@ def evaluate_translation(
     subject = find_subject(described[0])
     steps = [find_normalize(one) for one in described]
     measure = Measure(references, next(filter(None, steps), None), preprocessed=task.preprocessed)
-    own = _decode(model, described[0], task, sources, steps[0], device)
+    mine = _decode(model, described[0], task, sources, steps[0], device)
     if output is not None and current()[0] == 0:
-        _write(output, own, measure)
+        _write(output, mine, measure)
     theirs = []
     if other is not None:
         theirs = _decode(other, described[1], task, sources, steps[1], device)
     # Larger beams against the first size, and each size against that of the baseline.
-    pairs = [(own[0], one) for one in own[1:]] + list(zip(theirs, own, strict=False))
+    pairs = [(mine[0], one) for one in mine[1:]] + list(zip(theirs, mine, strict=False))
     compared = [
         paired
         for baseline, system in pairs
         for paired in measure.compare(baseline.hypotheses, system.hypotheses, task.resamples)
     ]
-    scored = [(one, measure.score(one.hypotheses)) for one in (*own, *theirs)]
+    scored = [(one, measure.score(one.hypotheses)) for one in (*mine, *theirs)]
     test_set = {"source": (task.source, sources), "reference": (task.reference, references)}
     data = [Data(name, str(path), hash_lines(lines)) for name, (path, lines) in test_set.items()]
     return TranslationReport(scored, compared, data, subject)
@@ -350,7 +350,7 @@ def _decode(
     for options in task.options():
         method = options.method(opened, defaults)
         beams = int(getattr(method, "num_beams", 1))
-        found = translate(
+        output = translate(
             opened,
             codec,
             sources,
@@ -359,7 +359,7 @@ def _decode(
             batch_tokens=task.batch_tokens,
             label=f"{path.name}, beam {beams}",
         )
-        decoded.append(TranslationSet(str(path), beams, found, normalize))
+        decoded.append(TranslationSet(str(path), beams, output, normalize))
     return decoded
 
 
@@ -368,9 +368,9 @@ def parse_beams(text: str | None) -> tuple[int, ...]:
     if text is None:
         return ()
     try:
-        found = tuple(int(part) for part in text.split(","))
+        sizes = tuple(int(part) for part in text.split(","))
     except ValueError:
-        found = (0,)
-    if min(found) < 1 or len(set(found)) < len(found):
+        sizes = (0,)
+    if min(sizes) < 1 or len(set(sizes)) < len(sizes):
         raise ConfigError(f"--beams {text} is no list of beam sizes", fix="use 1,5 or so; 1 is greedy")
-    return found
+    return sizes

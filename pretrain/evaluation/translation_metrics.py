@@ -89,33 +89,33 @@ class Measure:
         bleu = partial(self._module.BLEU, force=True)
         chrf = self._module.CHRF
         lowercase = self._normalize is not None and "lowercase" in self._normalize.steps
-        found: list[_Metric] = []
+        metrics: list[_Metric] = []
         if "tokenized" in self._references:
-            found.append(_Metric("bleu_tokenized", "tokenized", partial(bleu, tokenize="none")))
+            metrics.append(_Metric("bleu_tokenized", "tokenized", partial(bleu, tokenize="none")))
         if self._preprocessed:
-            return [*found, _Metric("chrf", "tokenized", chrf)]
+            return [*metrics, _Metric("chrf", "tokenized", chrf)]
         cased = partial(bleu, tokenize="13a")
-        found.append(_Metric("bleu", "text", cased))
+        metrics.append(_Metric("bleu", "text", cased))
         if lowercase:  # a model without capitals is not judged by the cased score alone
-            found.append(_Metric("bleu_lowercase", "text", partial(cased, lowercase=True)))
-        return [*found, _Metric("chrf", "text", partial(chrf, lowercase=lowercase))]
+            metrics.append(_Metric("bleu_lowercase", "text", partial(cased, lowercase=True)))
+        return [*metrics, _Metric("chrf", "text", partial(chrf, lowercase=lowercase))]
 
     def score(self, system: Hypotheses) -> list[MetricScore]:
         """Returns the scores of a system."""
-        found = []
+        scores = []
         for metric in self._metrics:
             scorer = metric.build()
             texts = self.in_form(system, metric.form)
             score = scorer.corpus_score(texts, [self._references[metric.form]])
             details = str(getattr(score, "_verbose", ""))
             signature = str(scorer.get_signature())
-            found.append(MetricScore(metric.name, float(score.score), details, signature))
-        return found
+            scores.append(MetricScore(metric.name, float(score.score), details, signature))
+        return scores
 
     def compare(self, baseline: Hypotheses, system: Hypotheses, resamples: int = RESAMPLES) -> list[PairedComparison]:
         """Returns the paired bootstrap of a system against a baseline in each metric, by sacrebleu."""
         significance = import_extra("sacrebleu.significance", _PURPOSE)
-        found = []
+        compared = []
         for metric in self._metrics:
             named = {"baseline": baseline, "system": system}
             texts = [(name, self.in_form(one, metric.form)) for name, one in named.items()]
@@ -127,7 +127,7 @@ class Measure:
             first, second = results[key]
             # sacrebleu gives equal scores a small p-value.
             p_value = 1.0 if first.score == second.score else float(second.p_value)
-            found.append(
+            compared.append(
                 PairedComparison(
                     metric=metric.name,
                     baseline=baseline.name,
@@ -139,7 +139,7 @@ class Measure:
                     signature=str(signatures[key]),
                 )
             )
-        return found
+        return compared
 
     def in_form(self, system: Hypotheses, form: Form) -> list[str]:
         """Returns a system's texts in the form of a metric."""
@@ -157,8 +157,8 @@ class Measure:
 def import_extra(module: str, purpose: str) -> Any:
     """Imports a package of the extra `eval`, and silences its log below errors. Raises: LaunchError."""
     try:
-        found = importlib.import_module(module)
+        imported = importlib.import_module(module)
     except ImportError:
         raise LaunchError(f"{purpose}, which is not installed", fix=install_fix("eval")) from None
     logging.getLogger(module.partition(".")[0]).setLevel(logging.ERROR)
-    return found
+    return imported

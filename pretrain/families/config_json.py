@@ -85,12 +85,12 @@ class Fields:
     def read(self, keys: Keys, defaults: Mapping[str, int] | None = None) -> dict[str, Any]:
         """Returns a table's values by our names; `defaults` precede the table's."""
         readers: dict[type, Any] = {int: self.integer, float: self.number, bool: self.flag}
-        found = {}
+        values = {}
         for key, (ours, default) in keys.items():
-            found[ours] = readers[type(default)](key, (defaults or {}).get(key, default))
-            if ours.endswith("heads") and found[ours] < 1:  # what follows divides by it
-                raise refusal(key, found[ours], "must be 1 or more")
-        return found
+            values[ours] = readers[type(default)](key, (defaults or {}).get(key, default))
+            if ours.endswith("heads") and values[ours] < 1:  # what follows divides by it
+                raise refusal(key, values[ours], "must be 1 or more")
+        return values
 
     def integer(self, key: str, default: int | None = None) -> int:
         """Returns an integer; without a default the key must be present."""
@@ -131,8 +131,8 @@ class Fields:
         """Returns our name of an activation."""
         name = self._read(key, default, (str,), "the name of an activation")
         if name not in ACTIVATIONS:
-            known = ", ".join(sorted(ACTIVATIONS))
-            raise refusal(key, name, f"not an activation of ours ({known})")
+            names = ", ".join(sorted(ACTIVATIONS))
+            raise refusal(key, name, f"not an activation of ours ({names})")
         return ACTIVATIONS[name]
 
     @property
@@ -160,7 +160,7 @@ class Fields:
 
         Of several end-of-text ids the first is taken: the others end turns of a chat.
         """
-        found: dict[str, int | None] = {}
+        ids: dict[str, int | None] = {}
         for role in {"pad": None, "bos": None, "eos": None} | defaults:
             key = TOKEN_KEYS[role]
             value = self.values.get(key, defaults.get(role))
@@ -169,8 +169,8 @@ class Fields:
             if value is not None and (type(value) is not int or value > MAX_ROWS):
                 raise refusal(key, value, "must be an integer or a list of them")
             # -1 is an old spelling of null.
-            found[role] = None if value is None or value < 0 else value
-        return SpecialTokens(**found)
+            ids[role] = None if value is None or value < 0 else value
+        return SpecialTokens(**ids)
 
 
 def by_holder(values: Mapping[str, Any]) -> defaultdict[str, dict[str, Any]]:

@@ -249,7 +249,7 @@ def _read_config(dialect: Dialect, values: dict[str, Any], names: frozenset[str]
 
 def _write_config(dialect: Dialect, config: ModelConfig) -> dict[str, Any]:
     stack = config.last_stack
-    found = {
+    values = {
         **write_keys(config, dialect.keys(_MODEL)),
         **write_longest(config),
         **write_keys(stack, dialect.keys(_STACK)),
@@ -260,18 +260,18 @@ def _write_config(dialect: Dialect, config: ModelConfig) -> dict[str, Any]:
         **{key: value for key, (value, _) in dialect.refused.items() if value is not None},
     }
     if dialect.spelled.get("num_key_value_heads", "") is not None:
-        found["num_key_value_heads"] = stack.num_kv_heads
+        values["num_key_value_heads"] = stack.num_kv_heads
     if not dialect.fixed_heads:
-        found["head_dim"] = stack.per_head_width
+        values["head_dim"] = stack.per_head_width
     if "attention_bias" in dialect.biases:
-        found["attention_bias"] = stack.has_qkv_bias
+        values["attention_bias"] = stack.has_qkv_bias
     if "mlp_bias" in dialect.biases:
-        found["mlp_bias"] = stack.bias
+        values["mlp_bias"] = stack.bias
     holders = {"": stack, "head": config.head, "model": config}
     for key, (name, _) in dialect.more.items():
         holder, _, inner = name.rpartition(".")
-        found[key] = getattr(holders[holder], inner)
-    return found | dialect.write(config)
+        values[key] = getattr(holders[holder], inner)
+    return values | dialect.write(config)
 
 
 def _weights(dialect: Dialect, config: ModelConfig) -> list[Weight]:

@@ -54,12 +54,12 @@ def _write_experts(keys: ExpertKeys, config: ModelConfig) -> dict[str, Any]:
     experts = stack.experts
     if experts is None:
         return {}
-    found: dict[str, Any] = {keys.count[-1]: experts.count, "num_experts_per_tok": experts.top_k}
-    found["router_aux_loss_coef"] = experts.balance_weight if experts.balance == "loss" else 0.0
-    found[keys.width[0] if keys.width else "intermediate_size"] = stack.expert_width
+    values: dict[str, Any] = {keys.count[-1]: experts.count, "num_experts_per_tok": experts.top_k}
+    values["router_aux_loss_coef"] = experts.balance_weight if experts.balance == "loss" else 0.0
+    values[keys.width[0] if keys.width else "intermediate_size"] = stack.expert_width
     if keys.normalizes is None:
-        found["norm_topk_prob"] = experts.normalize
-    return found | ({"decoder_sparse_step": 1, "mlp_only_layers": []} if keys.mixed else {})
+        values["norm_topk_prob"] = experts.normalize
+    return values | ({"decoder_sparse_step": 1, "mlp_only_layers": []} if keys.mixed else {})
 
 
 def _with_experts(keys: ExpertKeys, modules: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:

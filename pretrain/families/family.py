@@ -119,12 +119,12 @@ def affine(ours: str, theirs: str, modules: Modules, *, bias: bool, transposed: 
     `ours` and `theirs` are prefixes of all names, such as "encoder.blocks.0."; `transposed` is that
     of `Weight`.
     """
-    found = []
+    weights = []
     for name, parts in modules.items():
         for kind in ("weight", "bias") if bias else ("weight",):
             stacked = tuple((f"{theirs}{part}.{kind}", rows) for part, rows in parts.items())
-            found.append(Weight(f"{ours}{name}.{kind}", stacked, transposed and kind == "weight"))
-    return found
+            weights.append(Weight(f"{ours}{name}.{kind}", stacked, transposed and kind == "weight"))
+    return weights
 
 
 def table(ours: str, theirs: str, vocab_size: int | None, *, row: bool = False) -> Weight:

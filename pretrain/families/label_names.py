@@ -48,12 +48,12 @@ def find_unit(fields: Fields, names: frozenset[str], prefix: str, units: Mapping
         if fields.claims(prefix + unit):
             return unit
     fitting = (unit for unit, tensors in units.items() if tensors and names.issuperset(tensors))
-    found = next(fitting, None)
-    if found and (claimed := fields.values.get("architectures")):
+    match = next(fitting, None)
+    if match and (claimed := fields.values.get("architectures")):
         listed = f"{prefix}{', '.join(units)}"
         known = f"of classes with a head over something else than a vocabulary, {listed} are known"
         raise refusal("architectures", claimed, known)
-    return found
+    return match
 
 
 def check_head(values: dict[str, Any], config: ModelConfig) -> None:

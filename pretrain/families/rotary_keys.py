@@ -41,12 +41,12 @@ def read_rope(fields: Fields, max_seq_len: int, keys: RopeKeys | None = None) ->
         if keys.local is None:
             raise refusal(key, values, "one rotary embedding for all layers can be represented")
         return _read_nested(fields, Fields(values), max_seq_len, keys)
-    found = _read_one(fields, Fields(values), key, max_seq_len, keys)
+    values_by_key = _read_one(fields, Fields(values), key, max_seq_len, keys)
     if keys.local is not None:
         of_layers, default = keys.local
         local = default if of_layers is None else fields.number(of_layers, default)
-        found |= {"rope_local_theta": local, "rope_local_scaling": found["rope_scaling"] is None}
-    return found
+        values_by_key |= {"rope_local_theta": local, "rope_local_scaling": values_by_key["rope_scaling"] is None}
+    return values_by_key
 
 
 def _read_nested(fields: Fields, kinds: Fields, max_seq_len: int, keys: RopeKeys) -> dict[str, Any]:
@@ -60,36 +60,36 @@ def _read_nested(fields: Fields, kinds: Fields, max_seq_len: int, keys: RopeKeys
     if of_layers is not None:
         default = fields.number(of_layers, default)
     local_theta = Fields(parts[SLIDING]).number("rope_theta", default)
-    found, local = (
+    full, local = (
         _read_one(fields, Fields(parts[kind]), f"rope_parameters.{kind}", max_seq_len, keys) for kind in parts
     )
     scaling = local["rope_scaling"]
-    if scaling is not None and scaling != found["rope_scaling"]:
+    if scaling is not None and scaling != full["rope_scaling"]:
         why = f"only that of {FULL}, or none, can be represented"
         raise refusal(f"rope_parameters.{SLIDING}", kinds.values[SLIDING], why)
-    is_scaled = scaling is not None or found["rope_scaling"] is None
-    return found | {"rope_local_theta": local_theta, "rope_local_scaling": is_scaled}
+    is_scaled = scaling is not None or full["rope_scaling"] is None
+    return full | {"rope_local_theta": local_theta, "rope_local_scaling": is_scaled}
 
 
 def _read_one(
     fields: Fields, rope: Fields, key: str, max_seq_len: int, keys: RopeKeys
 ) -> dict[str, Any]:  # fmt: skip
     theta = rope.number("rope_theta", fields.number(keys.theta, 10000.0))
-    found: dict[str, Any] = {"rope_theta": theta}
+    values: dict[str, Any] = {"rope_theta": theta}
     if keys.share is None:
         for holder in (fields, rope):
             holder.only("partial_rotary_factor", 1.0, "a part of each head would not be rotated")
     else:
         share = fields.number(keys.share_key, keys.share)
-        found["rope_fraction"] = rope.number("partial_rotary_factor", share)
+        values["rope_fraction"] = rope.number("partial_rotary_factor", share)
     kind = rope.values.get("rope_type", rope.values.get("type", "default"))
     kind = "longrope" if kind in keys.renamed else kind
     if kind == "default":
-        return found | {"rope_scaling": None}
+        return values | {"rope_scaling": None}
     if kind not in keys.kinds:
         why = f"only default, {', '.join(keys.kinds)} can be represented"
         raise refusal(f"{key}.rope_type", kind, why)
-    return found | {"rope_scaling": _read_scaling(fields, rope, kind, max_seq_len)}
+    return values | {"rope_scaling": _read_scaling(fields, rope, kind, max_seq_len)}
 
 
 def _read_scaling(fields: Fields, rope: Fields, kind: str, max_seq_len: int) -> dict[str, Any]:
@@ -117,17 +117,17 @@ def _read_scaling(fields: Fields, rope: Fields, kind: str, max_seq_len: int) -> 
 
 
 def _read_yarn(rope: Fields, factor: float) -> dict[str, Any]:
-    given = {key: value for key, value in rope.values.items() if value is not None}
-    rope = Fields({"mscale": 0.0, "mscale_all_dim": 0.0} | given)
+    present = {key: value for key, value in rope.values.items() if value is not None}
+    rope = Fields({"mscale": 0.0, "mscale_all_dim": 0.0} | present)
     betas = {"beta_slow": 1.0, "beta_fast": 32.0}
-    found: dict[str, Any] = {key: rope.number(key, usual) for key, usual in betas.items()}
+    values: dict[str, Any] = {key: rope.number(key, usual) for key, usual in betas.items()}
     if not rope.flag("truncate", True):
-        found["truncate"] = False
+        values["truncate"] = False
     mscale, of_all = rope.number("mscale"), rope.number("mscale_all_dim")
     if mscale and of_all:
         growth = 0.1 * math.log(max(1.0, factor))
-        found["attention_factor"] = (mscale * growth + 1.0) / (of_all * growth + 1.0)
-    return found
+        values["attention_factor"] = (mscale * growth + 1.0) / (of_all * growth + 1.0)
+    return values
 
 
 def longest(max_seq_len: int, rope: dict[str, Any]) -> int:
@@ -150,21 +150,21 @@ def write_rope(stack: StackConfig, keys: RopeKeys | None = None) -> dict[str, An
     """Returns the older spelling, which every version reads, or the newer where that cannot say it."""
     keys = keys or RopeKeys()
     scaling = None if stack.rope_scaling is None else _write_scaling(stack.rope_scaling)
-    found: dict[str, Any] = {keys.theta: stack.rope_theta, "rope_scaling": scaling}
+    values: dict[str, Any] = {keys.theta: stack.rope_theta, "rope_scaling": scaling}
     if keys.share is not None:
-        found[keys.share_key] = stack.rope_fraction
+        values[keys.share_key] = stack.rope_fraction
     # Read by every version beside the section, and by some there alone.
     if scaling is not None and scaling["rope_type"] == "longrope":
-        found["original_max_position_embeddings"] = scaling["original_max_position_embeddings"]
+        values["original_max_position_embeddings"] = scaling["original_max_position_embeddings"]
     if keys.local is None:
-        return found
+        return values
     key, default = keys.local
     local = stack.rope_local_theta or stack.rope_theta
     if (key is None and local != default) or (scaling is not None and stack.rope_local_scaling):
         full = {"rope_theta": stack.rope_theta, **(scaling or {"rope_type": "default"})}
         sliding = full if stack.rope_local_scaling else {"rope_type": "default"}
         return {"rope_parameters": {FULL: full, SLIDING: {**sliding, "rope_theta": local}}}
-    return found if key is None else found | {key: local}
+    return values if key is None else values | {key: local}
 
 
 def _write_scaling(scaling: RotaryScaling) -> dict[str, Any]:
@@ -205,14 +205,14 @@ def read_layer_types(
 
 
 def _global_layers(slides: list[bool]) -> dict[str, Any]:
-    """Returns the layers without a window as a period, which reads like a preset, or else as a list."""
+    # A period reads like a preset; any other set of layers is listed.
     full = [number for number, is_local in enumerate(slides) if not is_local]
     if not full:
         return {}
     for every in range(2, len(slides) + 1):
         first = full[0] % every
         if full == list(range(first, len(slides), every)):
-            return {"global_every": every, "global_first": first} if first else {"global_every": every}
+            return {"global_every": every} | ({"global_first": first} if first else {})
     return {"global_layers": full}
 
 

@@ -66,14 +66,14 @@ def run_classify(
     """Writes the labels of each text, a batch at a time. Raises: ConfigError, as `classify`."""
     if isinstance(out, io.TextIOWrapper):
         out.reconfigure(errors="backslashreplace")  # the terminal may lack a character
-    for found in classify(model, codec, labels, texts, of_words=of_words, batch_size=batch_size):
+    for labelled in classify(model, codec, labels, texts, of_words=of_words, batch_size=batch_size):
         if as_json:
-            line = json.dumps(asdict(found), ensure_ascii=False)
-        elif isinstance(found, LabelledText):
-            text = found.text.replace("\r", "\\r").replace("\n", "\\n")
-            line = f"{found.label}\t{found.probability:.4f}\t{text}"
+            line = json.dumps(asdict(labelled), ensure_ascii=False)
+        elif isinstance(labelled, LabelledText):
+            text = labelled.text.replace("\r", "\\r").replace("\n", "\\n")
+            line = f"{labelled.label}\t{labelled.probability:.4f}\t{text}"
         else:
-            line = " ".join(f"{one.word}/{one.label}" for one in found.words)
+            line = " ".join(f"{one.word}/{one.label}" for one in labelled.words)
         out.write(line + "\n")
         out.flush()
 
@@ -122,9 +122,9 @@ def _scores(model: LanguageModel, rows: list[list[int]]) -> Tensor:
 def _label_words(text: str, spans: list[tuple[int, int]], scores_TV: Tensor, labels: list[str]) -> list[LabelledWord]:
     """Returns the words of a text by the scores of their first tokens."""
     words = [Label("", *match.span()) for match in re.finditer(r"\S+", text)]
-    found = []
+    labelled = []
     for word, place in zip(words, first_tokens(words, spans).tolist(), strict=True):
         if place < len(spans):
             best = int(scores_TV[place].argmax())
-            found.append(LabelledWord(text[word.start : word.end], labels[best], float(scores_TV[place, best])))
-    return found
+            labelled.append(LabelledWord(text[word.start : word.end], labels[best], float(scores_TV[place, best])))
+    return labelled

@@ -138,7 +138,8 @@ def run_generate(
         out.reconfigure(errors="backslashreplace")  # the terminal may lack a character
     if not model.is_causal and not isinstance(codec, ImageCodec):
         top_k = options.candidates()
-        for number, prompt in enumerate(_needed(prompts, f"give --prompt, with {MASK} in it"), start=1):
+        texts = _needed(prompts, f"give --prompt, with {MASK} in it")
+        for number, prompt in enumerate(texts, start=1):
             filled = fill_masks(model, codec, prompt, top_k, where=f"prompt {number}")
             _write(out, _filled_lines(filled, as_json))
         return 0
@@ -186,8 +187,8 @@ def _finished(codec: Codec | ImageCodec, answer: GeneratedText, finish: Callable
 
 def _line(answer: GeneratedText, as_json: bool, repeats: bool, alone: bool, scored: bool) -> str:
     if as_json:
-        facts = {"prompt": answer.prompt, "text": answer.text, "tokens": answer.num_tokens, "score": answer.score}
-        return json.dumps(facts, ensure_ascii=False)
+        facts = {"prompt": answer.prompt, "text": answer.text, "tokens": answer.num_tokens}
+        return json.dumps(facts | {"score": answer.score}, ensure_ascii=False)
     text = answer.prompt + answer.text if repeats else answer.text
     if scored or not alone:
         text = text.replace("\r", "\\r").replace("\n", "\\n")
@@ -227,7 +228,7 @@ def _filled_lines(filled: FilledText, as_json: bool) -> list[str]:
         return [json.dumps(asdict(filled), ensure_ascii=False)]
     lines = [filled.text]
     for number, candidates in enumerate(filled.masks, start=1):
-        shown = "  ".join(f"{found.token} {found.probability:.3f}" for found in candidates)
+        shown = "  ".join(f"{token.token} {token.probability:.3f}" for token in candidates)
         lines.append(f"  mask {number}: {shown}")
     return lines
 

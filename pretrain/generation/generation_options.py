@@ -95,8 +95,8 @@ class Options:
 
         Raises: ConfigError, for a value outside its range, or that needs several beams.
         """
-        given = self._given(_SAMPLING)
-        num_beams = self.beams or (1 if given else defaults.num_beams)
+        sampling = self._given(_SAMPLING)
+        num_beams = self.beams or (1 if sampling else defaults.num_beams)
         if num_beams > 1:
             early, penalty = defaults.early_stopping, self.length_penalty
             if self.early_stopping is not None:
@@ -111,20 +111,20 @@ class Options:
             )
         released = defaults.stated
         draws = released.get("do_sample", model.encoder is None)
-        if not given and (self.beams == 1 or not draws):
+        if not sampling and (self.beams == 1 or not draws):
             return GREEDY
         values: dict[str, Any] = {"temperature": TEMPERATURE}
         if released.get("do_sample"):  # as transformers, where a release names none of them
             values = {"temperature": 1.0, "top_k": 50}
         values |= {name: released[name] for name in _SAMPLING if name in released}
-        return Sampling(**values | given)
+        return Sampling(**values | sampling)
 
     def candidates(self) -> int:
         """Returns the number of candidates of a mask. Raises: ConfigError, for other options."""
-        others = self._given(tuple(field.name for field in fields(self) if field.name != "top_k"))
-        if others:
+        options = self._given(tuple(field.name for field in fields(self) if field.name != "top_k"))
+        if options:
             raise ConfigError(
-                f"{_flag(next(iter(others)))} is for models that generate, this one fills masks",
+                f"{_flag(next(iter(options)))} is for models that generate, this one fills masks",
                 fix="leave it out",
             )
         return CANDIDATES if self.top_k is None else self.top_k

@@ -199,7 +199,8 @@ def stream(
         if longest == 0:
             continue
         batch = [prompts[row] for row in rows]
-        feed = IncrementalDecoder(model, batch, longest, sees_prompt_whole=constraints.sees_prompt_whole)
+        sees_whole = constraints.sees_prompt_whole
+        feed = IncrementalDecoder(model, batch, longest, sees_prompt_whole=sees_whole)
         last = {row: limits[row] - 1 for row in rows}
         chance = {row: random.Random(seeds[row]) for row in rows}
         yield from _stream_batch(feed, last, chance, constraints, sampling, closed)

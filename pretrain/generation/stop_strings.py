@@ -28,8 +28,8 @@ def split_special(
 
     `encode` and `decode` are `encode_rendered` and `decode` of a codec.
     """
-    found = {stop: encode(stop) for stop in stops}
-    special = {stop: ids[0] for stop, ids in found.items() if len(ids) == 1 and not decode(ids)}
+    ids_of = {stop: encode(stop) for stop in stops}
+    special = {stop: ids[0] for stop, ids in ids_of.items() if len(ids) == 1 and not decode(ids)}
     return tuple(special.values()), tuple(stop for stop in stops if stop not in special)
 
 

@@ -231,13 +231,13 @@ def generate_text(
             number += 1
             rows.append(encode_prompt(model, codec, prompt, where=f"prompt {number}"))
         if isinstance(method, Beams):
-            found = beam_search(model, rows, constraints, method, is_complete=stops.are_in)
+            rows_of_texts = beam_search(model, rows, constraints, method, is_complete=stops.are_in)
         else:
             seeds = [row_seeds(row) for row in rows]
             ends = stops.are_in
             drawn = generate(model, rows, constraints, method, seed=seeds, is_complete=ends)
-            found = [[one] for one in drawn]
-        for prompt, row, continuations in zip(batch, rows, found, strict=True):
+            rows_of_texts = [[one] for one in drawn]
+        for prompt, row, continuations in zip(batch, rows, rows_of_texts, strict=True):
             context = context_of(model, row)
             texts = [stops.cut(text_after(codec, context, one.tokens)) for one in continuations]
             yield [

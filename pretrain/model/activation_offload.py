@@ -105,7 +105,7 @@ class ActivationOffload:
         return block, _View(saved, tensor.dtype, (tensor.storage_offset(), tensor.size(), tensor.stride()))
 
     def _unpack(self, packed: tuple[_BlockSaves, Tensor | _View]) -> Tensor:
-        block, what = packed
+        block, place = packed
         if not block.is_back:
             self._copy_to_device(block)
             if block.event is not None:
@@ -116,11 +116,11 @@ class ActivationOffload:
             if block.previous is not None:
                 self._copy_to_device(block.previous)
                 block.previous = None
-        if isinstance(what, Tensor):
-            return what
-        assert what.saved.device is not None
-        empty = torch.empty(0, dtype=what.dtype, device=self._device)
-        return empty.set_(what.saved.device.untyped_storage(), *what.place)
+        if isinstance(place, Tensor):
+            return place
+        assert place.saved.device is not None
+        empty = torch.empty(0, dtype=place.dtype, device=self._device)
+        return empty.set_(place.saved.device.untyped_storage(), *place.place)
 
     def _copy_to_host(self, block: _BlockSaves) -> None:
         new = [saved for saved in block.saved if saved.host is None]

@@ -226,10 +226,10 @@ def convert_to_fp8(module: nn.Module, recipe: str, device: torch.device) -> None
     Raises:
         ConfigError: torchao is missing, or the device has no FP8.
     """
-    if device.type == "cuda" and (found := torch.cuda.get_device_capability(device)) < FP8_CAPABILITY:
-        have, need = ("{}.{}".format(*version) for version in (found, FP8_CAPABILITY))
-        what = f"engine.fp8={recipe} needs a GPU of compute capability {need} or more, this one has {have}"
-        raise ConfigError(what, fix="use engine.fp8=off")
+    if device.type == "cuda" and (capability := torch.cuda.get_device_capability(device)) < FP8_CAPABILITY:
+        have, need = ("{}.{}".format(*version) for version in (capability, FP8_CAPABILITY))
+        text = f"engine.fp8={recipe} needs a GPU of compute capability {need} or more, this one has {have}"
+        raise ConfigError(text, fix="use engine.fp8=off")
     try:
         from torchao.float8 import Float8LinearConfig, convert_to_float8_training
     except ImportError as error:

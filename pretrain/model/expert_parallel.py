@@ -36,8 +36,8 @@ RunExperts = Callable[[Tensor, Tensor], Tensor]
 def _exchange(rows_RD: Tensor, received_G: list[int], sent_G: list[int], group: Any) -> Tensor:
     """Sends runs of rows to the ranks of a group; returns the received rows, by rank."""
     sent = rows_RD.contiguous()
-    found = collectives.all_to_all_single_autograd(sent, received_G, sent_G, group)
-    return collectives.wait_tensor(found)
+    received = collectives.all_to_all_single_autograd(sent, received_G, sent_G, group)
+    return collectives.wait_tensor(received)
 
 
 class SharedExperts:

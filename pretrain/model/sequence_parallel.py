@@ -35,8 +35,8 @@ from pretrain.types import AttentionMask, Columns
 def _exchange(x: Tensor, group: Any) -> Tensor:
     """Sends part i of dimension 0 to rank i; returns the parts of all ranks, by rank."""
     # Differentiable, and traced by torch.compile, whose graph an autograd.Function would break.
-    found = collectives.all_to_all_single_autograd(x.contiguous(), None, None, group)
-    return collectives.wait_tensor(found)
+    received = collectives.all_to_all_single_autograd(x.contiguous(), None, None, group)
+    return collectives.wait_tensor(received)
 
 
 def _to_heads(parts: tuple[Tensor, ...], group: Any) -> tuple[Tensor, ...]:
@@ -134,8 +134,8 @@ def share_rows(model: nn.Module, world: World, timeout_s: int) -> None:
     heads = Columns(world.rank % world.tensor, world.tensor)
     for module in model.modules():
         if isinstance(module, Stack) and module.follows_length:
-            what = "rope_scaling of kind dynamic and longrope needs whole documents, of which ranks have parts"
-            raise ConfigError(what, fix="use parallel.sequence=1 and parallel.tensor=1")
+            text = "rope_scaling of kind dynamic and longrope needs whole documents, of which ranks have parts"
+            raise ConfigError(text, fix="use parallel.sequence=1 and parallel.tensor=1")
         if isinstance(module, Stack | SelfAttention | LatentAttention | CrossAttention):
             module.backend = SharedAttention(module.backend, group, heads)
         if isinstance(module, Stack) and module.cross_backend is not None:

@@ -35,7 +35,7 @@ from pretrain.types import Batch, ModelOutput, StackRows
 
 
 def _build_embeddings(config: ModelConfig) -> tuple[nn.Embedding | PatchEmbedding, PatchEmbedding | None]:
-    """Builds the embedding of the inputs, and for captions the one of the images beside the table of tokens."""
+    """Builds the embedding of the inputs, and for captions the images' beside the table of tokens."""
     patches = None
     if config.input is not None:
         patches = PatchEmbedding(config.input, config.input_stack.width)

@@ -140,8 +140,8 @@ def sum_answer_loss(model: Model, batch: Batch) -> LossOutput:
         nll_P = torch.cat((torch.zeros_like(nll_A2[:, :1]), nll_A2), dim=1).flatten()
     loss_sum = nll_A2.sum()
     num_correct = (found_A2 == answer_A2).all(dim=1).sum()
-    found = LossOutput(loss_sum, loss_sum.detach(), num_correct, nll_P, shown_M=f1_A.sum()[None])
-    return found._replace(routing_LW=output.routing_LW)
+    loss = LossOutput(loss_sum, loss_sum.detach(), num_correct, nll_P, shown_M=f1_A.sum()[None])
+    return loss._replace(routing_LW=output.routing_LW)
 
 
 def find_spans(scores_AT2: Tensor, in_text_AT: Tensor) -> Tensor:

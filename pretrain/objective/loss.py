@@ -233,7 +233,7 @@ def linear_cross_entropy(
 
 
 class _Gradients:
-    """Gradients of hidden states, weight and bias, chunk by chunk; None where they are not `needed`."""
+    """Gradients of hidden states, weight and bias, by chunks; None where they are not `needed`."""
 
     def __init__(
         self, hidden_PD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, needed: Sequence[bool], exact: torch.dtype

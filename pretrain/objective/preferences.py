@@ -108,8 +108,8 @@ class ReferenceTable:
 
 def build_table(keys: Sequence[int], values: Sequence[Sequence[float]]) -> ReferenceTable:
     """Returns the table of pairs in any order; of a pair that occurs twice the first counts."""
-    found, first = np.unique(np.array(keys, dtype=np.int64), return_index=True)
-    return ReferenceTable(found, np.array(values, dtype=np.float64).reshape(-1, 2)[first])
+    keys_of_pairs, first = np.unique(np.array(keys, dtype=np.int64), return_index=True)
+    return ReferenceTable(keys_of_pairs, np.array(values, dtype=np.float64).reshape(-1, 2)[first])
 
 
 def read_table(path: Path) -> ReferenceTable:
@@ -118,9 +118,9 @@ def read_table(path: Path) -> ReferenceTable:
         arrays = safetensors.numpy.load(path.read_bytes())
         return ReferenceTable(arrays["keys"], arrays["values"])
     except (OSError, SafetensorError, KeyError) as error:
-        what = "the log-probabilities of the reference cannot be read"
+        problem = "the log-probabilities of the reference cannot be read"
         fix = "put the file back from a copy of the run, or train a new run"
-        raise DataError(f"{what}: {error}", where=str(path), fix=fix) from None
+        raise DataError(f"{problem}: {error}", where=str(path), fix=fix) from None
 
 
 def add_reference(make_rows: RowMaker, table: ReferenceTable | None) -> Callable[[TokenRows], ModelRows]:
@@ -130,11 +130,11 @@ def add_reference(make_rows: RowMaker, table: ReferenceTable | None) -> Callable
         made = make_rows(rows)
         assert made.pairs is not None, "rows of preferences"
         keys = made.pairs.keys
-        found = np.zeros((len(keys), 2)) if table is None else table.find(keys)
-        if found is None:
-            what = "a pair of answers that the run did not begin with: its reference is not known"
-            raise DataError(what, fix="use the data of the run, or train a new run on these")
-        return replace(made, pairs=replace(made.pairs, reference=found))
+        log_probs = np.zeros((len(keys), 2)) if table is None else table.find(keys)
+        if log_probs is None:
+            text = "a pair of answers that the run did not begin with: its reference is not known"
+            raise DataError(text, fix="use the data of the run, or train a new run on these")
+        return replace(made, pairs=replace(made.pairs, reference=log_probs))
 
     return make
 

@@ -86,7 +86,7 @@ def _predict(
     head = generator.head
 
     def head_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> tuple[Tensor, ...]:
-        found = linear_cross_entropy(
+        output = linear_cross_entropy(
             hidden,
             weight,
             originals_P,
@@ -99,7 +99,7 @@ def _predict(
                 linear, weight=weight[: head.num_scores], bias=None if bias is None else bias[: head.num_scores]
             )
             samples_P = sample_tokens(hidden, score, draws_P, max(1, logits_of_chunk(weight.device) // len(weight)))
-        return found.loss_sum, found.nll_sum, found.num_correct, samples_P
+        return output.loss_sum, output.nll_sum, output.num_correct, samples_P
 
     *sums, samples_P = head(hidden_PD, head_loss)
     return LossOutput(*sums), samples_P
@@ -114,7 +114,7 @@ def sample_tokens(hidden_PD: Tensor, score: Callable[[Tensor], Tensor], draws_P:
         draws_P: Numbers of [0, 1).
         size: Rows of a chunk.
     """
-    found = [draws_P.new_empty(0, dtype=torch.int64)]
+    samples = [draws_P.new_empty(0, dtype=torch.int64)]
     for hidden, draws in zip(hidden_PD.split(size), draws_P.split(size), strict=True):
         logits = score(hidden)
         exact = torch.promote_types(logits.dtype, torch.float32)
@@ -122,5 +122,5 @@ def sample_tokens(hidden_PD: Tensor, score: Callable[[Tensor], Tensor], draws_P:
         # Of the rounded sum of all: a token without probability is never drawn.
         places_P1 = draws[:, None].to(exact) * cumulated_PV[:, -1:]
         tokens_P = torch.searchsorted(cumulated_PV, places_P1, right=True)[:, 0]
-        found.append(tokens_P.clamp(max=logits.shape[-1] - 1))
-    return torch.cat(found)
+        samples.append(tokens_P.clamp(max=logits.shape[-1] - 1))
+    return torch.cat(samples)

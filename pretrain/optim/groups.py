@@ -183,11 +183,10 @@ def group_parameters(
 
 def _tables(model: nn.Module) -> set[int]:
     """Returns the identities of the parameters of embeddings."""
-    named = {
-        id(parameter) for name, parameter in model.named_parameters() if not EMBEDDING_PARTS.isdisjoint(name.split("."))
-    }
-    owners = [module for module in model.modules() if isinstance(module, nn.Embedding | nn.EmbeddingBag)]
-    return named | {id(parameter) for owner in owners for parameter in owner.parameters(recurse=False)}
+    named = {id(one) for name, one in model.named_parameters() if not EMBEDDING_PARTS.isdisjoint(name.split("."))}
+    kinds = nn.Embedding | nn.EmbeddingBag
+    owners = [module for module in model.modules() if isinstance(module, kinds)]
+    return named | {id(one) for owner in owners for one in owner.parameters(recurse=False)}
 
 
 HEAD_PARTS = frozenset({"head", "router"})

@@ -119,8 +119,8 @@ def plan_parts(blocks: Sequence[MatrixBlock], ranks: Sequence[Sequence[Span]]) -
     Blocks have the same order on every rank. The spans of all ranks cover every element once.
     """
     spans = defaultdict(list)
-    for rank, kept in enumerate(ranks):
-        for span in kept:
+    for rank, owned in enumerate(ranks):
+        for span in owned:
             spans[span.name].append((rank, span))
     load = [0] * len(ranks)
     planned = []
@@ -234,13 +234,13 @@ class WholeOptimizer(torch.optim.Optimizer):
     """
 
     def __init__(self, groups: Sequence[WholeGroup], elementwise: torch.optim.Optimizer | None) -> None:
-        own = [
+        groups_of_rules = [
             {"params": list(group.parameters), "lr": lr, "lr_ratio": lr_ratio, "name": group.name}
             for group, _, lr, lr_ratio in groups
         ]
         # The dicts of the elementwise optimizer are shared: an engine replaces the parameters in
         # them.
-        super().__init__([*own, *(elementwise.param_groups if elementwise else [])], {})
+        super().__init__([*groups_of_rules, *(elementwise.param_groups if elementwise else [])], {})
         self._elementwise = elementwise
         if elementwise is not None:
             elementwise.state = self.state

@@ -129,13 +129,13 @@ def activation_bytes(task: TrainingTask, engine: EngineConfig, micro: int, devic
     ends += before + counts.encoded(batch, lengths.source or 0)
     if task.trained is not None:
         blocks += adapter_bytes(task.model, task.trained, engine, lengths, micro)
-    found = ActivationBytes(blocks, ends, loss, recomputed, gradient, on_host)
+    sizes = ActivationBytes(blocks, ends, loss, recomputed, gradient, on_host)
     if task.generator is None:
-        return found
+        return sizes
     # Narrower: the largest block that is computed again is the model's.
     other = activation_bytes(task.generator, engine, micro, device)
     return replace(
-        found,
+        sizes,
         blocks=blocks + other.blocks,
         ends=ends + other.ends,
         loss=loss + other.loss,

@@ -92,19 +92,19 @@ def load_calibration(path: Path, gpu: str | None = None) -> Calibration:
     """Reads a calibration. Raises: ConfigError: The file is invalid, or not of the GPU of `--gpu`."""
     fix = "measure anew with `pretrain doctor --calibrate CONFIG`, or remove it"
     try:
-        found = Calibration(**check_fields(read_json(path), {}))
+        calibration = Calibration(**check_fields(read_json(path), {}))
     except OSError as error:
-        what = f"cannot be read: {error.strerror}"
-        raise ConfigError(what, where=str(path), fix="check the path of --calibration") from None
+        problem = f"cannot be read: {error.strerror}"
+        raise ConfigError(problem, where=str(path), fix="check the path of --calibration") from None
     except (ValueError, TypeError) as error:
         raise ConfigError(f"is no calibration: {error}", where=str(path), fix=fix) from None
-    shares = (found.products, found.attention, found.memory_share, found.efficiency)
+    shares = (calibration.products, calibration.attention, calibration.memory_share, calibration.efficiency)
     if not all(isinstance(share, float) and share > 0 for share in shares):
         raise ConfigError("is no calibration: a share is not above 0", where=str(path), fix=fix)
-    if gpu is not None and found.gpu != gpu.lower():
-        what = f"was measured on {found.gpu}, not {gpu}"
-        raise ConfigError(what, where=str(path), fix="give the other --gpu, or none")
-    return found
+    if gpu is not None and calibration.gpu != gpu.lower():
+        problem = f"was measured on {calibration.gpu}, not {gpu}"
+        raise ConfigError(problem, where=str(path), fix="give the other --gpu, or none")
+    return calibration
 
 
 def find_calibration(name: str, folder: Path | None = None) -> Calibration | None:

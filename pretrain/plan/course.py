@@ -139,8 +139,8 @@ def plan_jobs(limit_s: float, total_s: float, step_s: float, save_s: float) -> J
 
 def parse_time(text: str) -> float:
     """Returns the seconds of `--time`: `1d12h`, `90m`, or Slurm's `2-12:00:00`. Raises: ConfigError."""
-    given = text.strip().lower()
-    if slurm := re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", given):
+    words = text.strip().lower()
+    if slurm := re.fullmatch(r"(?:(\d+)-)?(\d+(?::\d+){0,2})", words):
         days, rest = slurm.groups()
         parts = [int(part) for part in rest.split(":")]
         # After days the first number is hours; else minutes:seconds, as `sbatch --time` reads it.
@@ -148,10 +148,10 @@ def parse_time(text: str) -> float:
         return float(int(days or 0) * 86_400 + sum(map(operator.mul, parts, units)))
     units_s = {"d": 86_400, "h": 3600, "m": 60, "s": 1}
     total = 0.0
-    if re.fullmatch(r"((\d+(\.\d*)?|\.\d+)[dhms])+", given):
-        parts_s = re.findall(r"(?<![\d.])([\d.]+)([dhms])", given)
+    if re.fullmatch(r"((\d+(\.\d*)?|\.\d+)[dhms])+", words):
+        parts_s = re.findall(r"(?<![\d.])([\d.]+)([dhms])", words)
         total = sum(float(number) * units_s[unit] for number, unit in parts_s)
     if not total:
-        what = f"{text[:40]!r} is no time"
-        raise ConfigError(what, where="--time", fix="write 3d, 12h, 90m or 2-12:00:00")
+        problem = f"{text[:40]!r} is no time"
+        raise ConfigError(problem, where="--time", fix="write 3d, 12h, 90m or 2-12:00:00")
     return total

@@ -75,7 +75,7 @@ def plan_facts(
     if not any(problem.kind == "batch" for problem in problems):
         facts |= _layout_facts(config, task, cluster, options, stored)
     if options.search:
-        facts["search"] = [_candidate_facts(candidate) for candidate in search(config, task, cluster)]
+        facts["search"] = list(map(_candidate_facts, search(config, task, cluster)))
     if options.sweep:
         points = sweep(config, task, cluster, options.sweep)
         facts["sweep"] = [_point_facts(point, config, task) for point in points]
@@ -177,11 +177,11 @@ def _speed_facts(rate: Rate) -> dict[str, Any]:
 
 
 def _memory_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster, rows_per_rank: int) -> dict[str, Any]:
-    found = rank_memory(task, layout, cluster)
+    memory = rank_memory(task, layout, cluster)
     most = max(_MOST_ROWS, rows_per_rank)
     return {
-        **asdict(found),
-        "total": found.total,
+        **asdict(memory),
+        "total": memory.total,
         "limit": memory_limit(cluster),
         "host": host_bytes(task, layout, cluster),
         "largest_micro": largest_micro(task, layout.engine, cluster, most),
@@ -225,15 +225,15 @@ def _network_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster)
     """Returns what a rank sends in a step at each ZeRO stage, without overlap."""
     work = plan_work(task, layout, cluster.size, cluster.device)
     node = replace(cluster, nodes=1)
-    found = []
+    rows = []
     for stage in range(4):
         sent = wire_bytes(replace(work, zero_stage=stage), cluster.size)
         total = sent.total(layout.accumulation)
         inside = link_seconds(total, node, cluster.constants)
         to_all = total - layout.accumulation * sent.inside
         between = link_seconds(to_all, cluster, cluster.constants) if cluster.nodes > 1 else 0.0
-        found.append({"zero_stage": stage, "bytes": total, "inside_s": inside, "between_s": between})
-    return found
+        rows.append({"zero_stage": stage, "bytes": total, "inside_s": inside, "between_s": between})
+    return rows
 
 
 def _exchange_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> dict[str, Any]:
@@ -244,11 +244,11 @@ def _exchange_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster
         "experts": (task.experts, layout.accumulation * work.routed),
         "tensor": (task.tensor, layout.accumulation * work.collected),
     }
-    found = {}
+    facts = {}
     for name, (ranks, sent) in of_step.items():
         seconds = exchange_seconds(sent, ranks, cluster, cluster.constants)
-        found[name] = {"ranks": ranks, "bytes": sent, "seconds": seconds}
-    return found
+        facts[name] = {"ranks": ranks, "bytes": sent, "seconds": seconds}
+    return facts
 
 
 def _course_facts(
@@ -257,7 +257,7 @@ def _course_facts(
     last = config.train.last_step
     step_s = rate.step_s
     size = 4 * task.values.saved + kept_bytes(task)
-    kept = course.checkpoints_at_once(config.checkpoint, last)
+    num_kept = course.checkpoints_at_once(config.checkpoint, last)
     save_s = size / options.disk_bytes_s
     total_s = _course_s(config, task, rate, config.batch.rows)
     interval_s = config.checkpoint.every_steps * step_s
@@ -267,8 +267,8 @@ def _course_facts(
         "steps": last,
         "total_s": total_s,
         "checkpoint_bytes": size,
-        "checkpoints_kept": kept,
-        "disk_bytes": kept * size,
+        "checkpoints_kept": num_kept,
+        "disk_bytes": num_kept * size,
         "save_s": save_s,
         "interval_s": interval_s,
         "failures": {

@@ -112,7 +112,7 @@ _MakeStep = Callable[[Any, tuple[str, ...]], Step]
 def _backward(
     counts: ModelCounts, forward: list[tuple[str, ...]], every: int, forth: _MakeStep, back: _MakeStep
 ) -> list[Step]:
-    """Returns the uses of the backward pass; every so many blocks compute their input again, 0: none."""
+    """Returns the uses of the backward pass; each `every`th block computes its input again."""
     steps: list[Step] = []
     done = 0  # steps up to the end of the last block
     for block, group in groupby(reversed(forward), lambda used: _block(used[0])):
@@ -311,6 +311,6 @@ def plan_gathers(
     copies = 1 if engine.gradient_bytes == engine.compute_bytes else 4
     trained = None if task.trained is None else task.trained.names
     each = tuple((name, sizes[name]) for name in dict.fromkeys(large))
-    found = _pass(each, steps, trained, alone, (ahead, bucket, ranks, copies), engine.compiles(device))
+    state = _pass(each, steps, trained, alone, (ahead, bucket, ranks, copies), engine.compiles(device))
     whole = sum(size for _, size in each)
-    return GatherPlan(found.gathered, sum(sizes.values()) - whole, dict(found.whole))
+    return GatherPlan(state.gathered, sum(sizes.values()) - whole, dict(state.whole))

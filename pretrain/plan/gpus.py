@@ -163,5 +163,5 @@ def name_of_device(device: str) -> str | None:
     """Returns the name in `GPUS` of a driver's device name; None: unknown."""
     # The longest first: A100 is in the name of an A100 of 40 GB, H200 in that of a GH200.
     names = sorted(GPUS, key=len, reverse=True)
-    found = (name for name in names if re.search(_PATTERNS.get(name, name.upper()), device))
-    return next(found, None)
+    matches = (name for name in names if re.search(_PATTERNS.get(name, name.upper()), device))
+    return next(matches, None)

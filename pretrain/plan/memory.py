@@ -123,11 +123,11 @@ def bytes_per_parameter(
     """
     working = 4 if precision == "fp32" else 2
     master = 0 if precision == "fp32" and not zero_stage else 4
-    kept = 0.0 if offload_optimizer else master + state
+    on_device = 0.0 if offload_optimizer else master + state
     return BytesPerParameter(
         weights=0.0 if offload_params else working / (world_size if zero_stage >= 3 else 1),
         gradients=(gradient_bytes or working) / (world_size if zero_stage >= 2 else 1),
-        optimizer=kept / (world_size if zero_stage >= 1 else 1),
+        optimizer=on_device / (world_size if zero_stage >= 1 else 1),
     )
 
 
@@ -180,7 +180,7 @@ def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
         gradient_bytes=engine.gradient_bytes,
     )
     copied = engine.compute_bytes / engine.zero_hpz if engine.zero_hpz > 1 else 0
-    kept = activation_bytes(task, engine, layout.micro, cluster.device)
+    activations = activation_bytes(task, engine, layout.micro, cluster.device)
     logits = _loss_bytes(task, layout, cluster)
     # A stage shards what it shards over all ranks, what some share too: a part of a part.
     stage, elsewhere = engine.zero_stage, task.elsewhere
@@ -190,13 +190,13 @@ def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
         gradients=round(each.gradients * (values.trained - (elsewhere if stage < 2 else 0))),
         optimizer=round(each.optimizer * (values.trained - (elsewhere if stage < 1 else 0))),
         gathered=0,
-        activations=kept.peak,
+        activations=activations.peak,
         # Gone when blocks run backward.
-        loss=max(0, logits - kept.recomputed - kept.gradient),
+        loss=max(0, logits - activations.recomputed - activations.gradient),
         buckets=_bucket_bytes(task, layout, cluster.size),
     )
     if engine.zero_stage == 3 and (cluster.size > 1 or engine.offload_params != "none"):
-        phases = _phases(task, engine, cluster, replace(found, loss=logits), kept)
+        phases = _phases(task, engine, cluster, replace(found, loss=logits), activations)
         found = max(phases, key=lambda phase: phase.total)
     elif engine.kind == "deepspeed" and engine.zero_stage in (1, 2):
         found = max(found, _in_update(task, engine, cluster, found), key=lambda phase: phase.total)
@@ -313,10 +313,10 @@ def _bucket_bytes(task: TrainingTask, layout: ParallelLayout, world_size: int) -
         return engine.compute_bytes * min(sent, _ALL_REDUCED) if world_size > 1 else 0
     buckets = plan_buckets(_sized_by(task), engine.zero_stage)
     gathered = buckets.allgather_bucket_size if engine.zero_stage < 3 else 0
-    found = engine.compute_bytes * (buckets.reduce_bucket_size + gathered)
+    num_bytes = engine.compute_bytes * (buckets.reduce_bucket_size + gathered)
     if engine.gradient_bytes > engine.compute_bytes:
-        found += engine.gradient_bytes * buckets.reduce_bucket_size  # the copy that is sent
-    return found
+        num_bytes += engine.gradient_bytes * buckets.reduce_bucket_size  # the copy that is sent
+    return num_bytes
 
 
 def _fixed_bytes(cluster: Cluster) -> int:
@@ -334,12 +334,12 @@ def host_bytes(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> 
     engine = layout.engine
     values = task.values
     state = kept_bytes(task)
-    found = (4 * values.saved + state) // cluster.size
+    num_bytes = (4 * values.saved + state) // cluster.size
     if engine.offload_optimizer != "none":
-        found += (state + 8 * values.trained) // cluster.size
+        num_bytes += (state + 8 * values.trained) // cluster.size
     if engine.offload_params != "none":
-        found += values.weights * engine.compute_bytes // cluster.size
-    return found + activation_bytes(task, engine, layout.micro, cluster.device).on_host
+        num_bytes += values.weights * engine.compute_bytes // cluster.size
+    return num_bytes + activation_bytes(task, engine, layout.micro, cluster.device).on_host
 
 
 def memory_limit(cluster: Cluster) -> int:

@@ -124,7 +124,7 @@ def _show_memory(facts: dict[str, Any], console: Console) -> None:
         if memory[key]:
             table.add_row(name, size(memory[key]), "#" * round(_BAR * min(1.5, memory[key] / limit)))
     layout = facts["layout"]
-    offloads = any(layout[f"offload_{what}"] != "none" for what in ("optimizer", "params", "activations"))
+    offloads = any(layout[f"offload_{part}"] != "none" for part in ("optimizer", "params", "activations"))
     held = "offloaded, and what a save copies" if offloads else "what a save copies"
     table.add_row("in the host's memory", size(memory["host"]), held)
     largest = memory["largest_micro"]

@@ -85,18 +85,18 @@ def recompute_share(task: TrainingTask, engine: EngineConfig) -> float:
     stacks = counts_of(task.model).stacks
     if not stacks:
         return 0.0
-    found = 0.0
+    computed = 0.0
     if engine.activation_checkpointing == "full":
         layers = [one.layers for one in stacks]
         again = [-(-count // engine.activation_checkpointing_every) for count in layers]
-        found = sum(again) / sum(layers)
+        computed = sum(again) / sum(layers)
     if engine.feedforward_tiles > 1:
         parts = count_parts(task.model)
         forward = task.flops.forward
         active = parts["feedforward"] - count_parameters(task.model) + count_active(task.model)
         share = active / (active + parts["attention"])
-        found += share * forward.projections / (forward.projections + forward.attention)
-    return found
+        computed += share * forward.projections / (forward.projections + forward.attention)
+    return computed
 
 
 def routed_bytes(task: TrainingTask, engine: EngineConfig, micro: int) -> int:

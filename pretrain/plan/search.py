@@ -65,17 +65,17 @@ def search(config: RunConfig, task: TrainingTask, cluster: Cluster, count: int =
         return []
     per_rank = rows // cluster.size
     limit = memory_limit(cluster)
-    found = []
+    layouts = []
     for variant in _engines(config):
         most = largest_micro(task, variant, cluster, per_rank)
         for micro in [size for size in divisors(per_rank) if size <= most][-2:]:
             layout = ParallelLayout(variant, micro, per_rank // micro)
             needed = rank_memory(task, layout, cluster).total
             if needed <= limit:
-                found.append(LayoutCandidate(layout, predict_rate(task, layout, cluster), needed))
-    fastest = min((one.rate.step_s for one in found), default=1.0)
-    found.sort(key=lambda one: (round(one.rate.step_s / fastest / 0.005), one.memory_bytes))
-    return found[:count]
+                layouts.append(LayoutCandidate(layout, predict_rate(task, layout, cluster), needed))
+    fastest = min((one.rate.step_s for one in layouts), default=1.0)
+    layouts.sort(key=lambda one: (round(one.rate.step_s / fastest / 0.005), one.memory_bytes))
+    return layouts[:count]
 
 
 @dataclass(frozen=True, slots=True)
@@ -164,14 +164,14 @@ def check_fits(config: RunConfig, cluster: Cluster, task: TrainingTask | None = 
     except ConfigError as error:
         return [Problem("batch", error.what, f"{error.fix}{_other_micro(config, cluster)}")]
     across = config.parallel.across_nodes(cluster.size, cluster.per_node)
-    found = [] if across is None else [Problem("nodes", *across, refuses=False)]
+    problems = [] if across is None else [Problem("nodes", *across, refuses=False)]
     if cut := config.shortened():
-        found.append(Problem("schedule", *cut, refuses=False))
+        problems.append(Problem("schedule", *cut, refuses=False))
     layout = ParallelLayout(config.engine, plan.micro, plan.accumulation)
     needed = rank_memory(task, layout, cluster).total
     limit = memory_limit(cluster)
     if needed <= limit:
-        return found
+        return problems
     measured = cluster.calibration
     device = cluster.gpu.name if measured is None else f"{measured.device}, as measured"
     what = (
@@ -179,7 +179,7 @@ def check_fits(config: RunConfig, cluster: Cluster, task: TrainingTask | None = 
         f"batch.micro={plan.micro} at ZeRO stage {config.engine.zero_stage} on "
         f"{plural(cluster.size, 'rank')}"
     )
-    return [*found, Problem("memory", what, _nearest(config, task, cluster), refuses=measured is not None)]
+    return [*problems, Problem("memory", what, _nearest(config, task, cluster), refuses=measured is not None)]
 
 
 def _other_micro(config: RunConfig, cluster: Cluster) -> str:
@@ -194,13 +194,13 @@ def _other_micro(config: RunConfig, cluster: Cluster) -> str:
 
 def _nearest(config: RunConfig, task: TrainingTask, cluster: Cluster) -> str:
     """Names the layout that fits with the fewest changes: of those, the fastest."""
-    found = search(config, task, cluster, count=1000)
-    if not found:
+    candidates = search(config, task, cluster, count=1000)
+    if not candidates:
         share = host_bytes(task, ParallelLayout(config.engine, 1, 1), cluster)
         return (
             f"use more or larger GPUs, or a smaller model: no layout fits {cluster.size} x {cluster.gpu.name}, "
             f"whose share of master weights and moments alone is {share / GIB:.1f} GiB a rank"
         )
-    best = min(found, key=lambda one: (len(changes(one.layout, config)), one.rate.step_s))
+    best = min(candidates, key=lambda one: (len(changes(one.layout, config)), one.rate.step_s))
     overrides = " ".join(changes(best.layout, config))
     return f"use {overrides} ({best.memory_bytes / GIB:.1f} GiB), or see --search"

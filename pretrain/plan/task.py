@@ -40,7 +40,7 @@ class TrainingTask:
     @cached_property
     def flops(self) -> TrainingFlops:
         """FLOPs of a row."""
-        found = count_flops(
+        flops = count_flops(
             self.model,
             self.lengths.target,
             source_len=self.lengths.source,
@@ -49,9 +49,9 @@ class TrainingTask:
             window=self.window,
         )
         if self.generator is None:
-            return found
+            return flops
         other = self.generator.flops
-        return replace(found, whole=found.whole + other.whole, forward=found.forward + other.forward)
+        return replace(flops, whole=flops.whole + other.whole, forward=flops.forward + other.forward)
 
     @property
     def generator(self) -> "TrainingTask | None":

@@ -130,7 +130,8 @@ def plan_trained(model: AnyModelConfig, freeze: Collection[str], finetune: Finet
     check_patterns("init.freeze", freeze, shapes)
     names = frozenset(name for name in shapes if not matches(name, freeze))
     if not names:
-        raise ConfigError(f"init.freeze={list(freeze)} leaves nothing to train", fix="name fewer parameters")
+        text = f"init.freeze={list(freeze)} leaves nothing to train"
+        raise ConfigError(text, fix="name fewer parameters")
     return TrainableSubset(names, frozenset(), finetune, 0, saves_all=True)
 
 

@@ -174,7 +174,7 @@ class Verdict:
         except (ValueError, KeyError, TypeError, OverflowError):
             return Verdict("the verdict in the store of the job cannot be read: no rank has written it")
         text = "".join(char for char in text[:MAX_VERDICT_CHARS] if char.isprintable() or char == "\n")
-        return Verdict(text or "(no text)", next((known for known in FAILURES if known == code), EXIT_HANG), culprits)
+        return Verdict(text or "(no text)", next((kind for kind in FAILURES if kind == code), EXIT_HANG), culprits)
 
 
 class Standing(NamedTuple):
@@ -215,8 +215,8 @@ class Board:
         keys = [f"beat-{rank}" for rank in ranks]
         # One request for all: a rank is asked about one by one only while some have none yet.
         is_there = bool(keys) and self._store.check(keys)
-        found = keys if is_there else [key for key in keys if self._store.check([key])]
-        beats = map(Beat.from_json, self._store.multi_get(found) if found else [])
+        present = keys if is_there else [key for key in keys if self._store.check([key])]
+        beats = map(Beat.from_json, self._store.multi_get(present) if present else [])
         return [beat for beat in beats if beat is not None]
 
     def verdict(self) -> Verdict | None:
@@ -343,8 +343,8 @@ class Messenger:
         board.publish(self._pulse.beat())
         since = self._observing_since
         for beat in board.read(self._always if since is None else self._others):
-            known = self._seen.get(beat.rank)
-            if known is None or known[0].number != beat.number:
+            earlier = self._seen.get(beat.rank)
+            if earlier is None or earlier[0].number != beat.number:
                 self._seen[beat.rank] = (beat, time.monotonic())
         if since is not None and self._read_all_at < since:
             self._read_all_at = time.monotonic()

@@ -88,12 +88,12 @@ class Lease:
         """
         begun = time.monotonic()  # before the read: this process may be stopped after it
         try:
-            found = _find_highest(self._folder)
+            highest = _find_highest(self._folder)
         except OSError as error:
             raise disk_error("read it", self._folder, error) from error
-        owner = found.owner if found else None
+        owner = highest.owner if highest else None
         if owner is None or owner.token != self._owner.token:
-            new = f"was taken over by {owner or 'another process'}" if found else "was removed"
+            new = f"was taken over by {owner or 'another process'}" if highest else "was removed"
             run = str(self._folder.parent)
             raise LockedError(
                 f"the lease of this attempt ({self._owner}) {new}",
@@ -156,9 +156,9 @@ def refuse_if_owned(folder: Path) -> None:
 def _find_highest(folder: Path) -> OwnerRecord | None:
     """Returns the owner of the highest number; None without any file. Raises: OSError."""
     while highest := highest_number(folder):
-        found = find_owner(path_of(folder, highest))
-        if found is not None:
-            return found
+        record = find_owner(path_of(folder, highest))
+        if record is not None:
+            return record
         time.sleep(POLL_S)  # a new owner has removed this file meanwhile: find its own
     return None
 

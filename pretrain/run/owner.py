@@ -177,12 +177,12 @@ def live_owner(folder: Path) -> Owner | None:
     """Returns the owner of `folder` that lives; None without a heartbeat for a minute. Reads only."""
     with suppress(OSError):
         number = highest_number(folder)
-        found = find_owner(path_of(folder, number)) if number else None
-        if found and found.owner and not found.owner.released:
-            is_young = time.time() - found.heartbeat_ns / 1e9 < LEASE_S
-            is_here = found.owner.machine == this_process().machine
-            if is_young and (is_alive(found.owner) or not is_here):
-                return found.owner
+        record = find_owner(path_of(folder, number)) if number else None
+        if record and record.owner and not record.owner.released:
+            is_young = time.time() - record.heartbeat_ns / 1e9 < LEASE_S
+            is_here = record.owner.machine == this_process().machine
+            if is_young and (is_alive(record.owner) or not is_here):
+                return record.owner
     return None
 
 
@@ -192,10 +192,10 @@ def refuse_if_held(folder: Path, number: int, us: Owner) -> str:
     Raises:
         LockedError: The owner seems alive after `WATCH_S`; the message names it.
     """
-    found = find_owner(path_of(folder, number))
-    if found is None:
+    record = find_owner(path_of(folder, number))
+    if record is None:
         return ""
-    owner = found.owner
+    owner = record.owner
     if owner is not None:
         if owner.released:
             return ""
@@ -203,7 +203,7 @@ def refuse_if_held(folder: Path, number: int, us: Owner) -> str:
             return gone
         if owner.machine == us.machine:
             raise _locked(folder, owner)
-    return _watch(folder, number, found, us)
+    return _watch(folder, number, record, us)
 
 
 def why_gone(owner: Owner, us: Owner) -> str:
@@ -244,9 +244,9 @@ def _file_system_time_ns(folder: Path) -> int:
 
 
 def _locked(folder: Path, owner: Owner | None, silent_s: float | None = None) -> LockedError:
-    what = f"in use by {owner or 'another process, which is starting'}"
+    problem = f"in use by {owner or 'another process, which is starting'}"
     fix = "wait for it, stop it, or use another folder (run.name=...)"
     if silent_s is not None:
-        what += f", silent for {max(silent_s, 0):.0f} s"
+        problem += f", silent for {max(silent_s, 0):.0f} s"
         fix = f"if it is dead, start again in {min(LEASE_S, LEASE_S - silent_s):.0f} s; else {fix}"
-    return LockedError(what, where=str(folder.parent), fix=fix)
+    return LockedError(problem, where=str(folder.parent), fix=fix)

@@ -113,8 +113,8 @@ def describe_store(place: str, holder: Beat | None, silent_s: float | None) -> s
     `holder`: last heartbeat of the rank that keeps it; None: no rank does, or none has come.
     """
     if holder is None:
-        what = "has closed" if silent_s is None else f"has not answered for {silent_s:.0f} s"
-        return f"the store of the job at {place} {what}: who keeps it is frozen, gone, or unreachable"
+        says = "has closed" if silent_s is None else f"has not answered for {silent_s:.0f} s"
+        return f"the store of the job at {place} {says}: who keeps it is frozen, gone, or unreachable"
     if silent_s is None:
         place = f"the store of the job, which it keeps at {place}, has closed"
         return f"{_name(holder)} is gone: {place}; it was last seen {holder.where()}, at:\n{_stack(holder)}"
@@ -208,12 +208,12 @@ class Watchdog:
 
     def _judge_lost(self) -> Verdict:
         standings = self._messenger.standings()
-        left = [s.beat for s in standings.values() if s.beat.phase == "close"]
-        if not left and (missing := find_missing(self._pulse.beat(), standings, self._world_size)) is not None:
+        ends = [s.beat for s in standings.values() if s.beat.phase == "close"]
+        if not ends and (missing := find_missing(self._pulse.beat(), standings, self._world_size)) is not None:
             return missing
-        text = "\n".join(f"rank {beat.rank} left at step {beat.step}" for beat in left)
+        text = "\n".join(f"rank {beat.rank} left at step {beat.step}" for beat in ends)
         text = text or "no rank is missing: the network may be down"
-        return Verdict(text, culprits=tuple(beat.rank for beat in left))
+        return Verdict(text, culprits=tuple(beat.rank for beat in ends))
 
     def _watch(self) -> None:
         last_tick = time.monotonic()
@@ -241,8 +241,8 @@ class Watchdog:
                 # miss one.
                 observed = self._messenger.observe(stalled > limit - OBSERVE_S, anew=was_stopped)
                 if stalled > limit and observed > OBSERVE_S and self._messenger.has_watched:
-                    others = self._messenger.standings()
-                    self._end(self._judge_store() or judge(self._pulse.beat(), others, self._world_size))
+                    standings = self._messenger.standings()
+                    self._end(self._judge_store() or judge(self._pulse.beat(), standings, self._world_size))
 
     def _judge_store(self) -> Verdict | None:
         """Returns the verdict where the store, or the rank that runs it, is at fault."""

@@ -69,25 +69,25 @@ def find_fault(engine: Engine, batches: Sequence[Batch], seed: Callable[[int], N
     for number, batch in enumerate(batches):
         seed(number)
         name = _bad_module(engine, batch.to(engine.device))
-        what = "the first output that is not finite is that of {} on rank {}"
-        if fault := _agree(what, name, batch.sample_ids):
+        sentence = "the first output that is not finite is that of {} on rank {}"
+        if fault := _agree(sentence, name, batch.sample_ids):
             return fault
     if engine.needs_all_ranks:
         return Fault("every output is finite: the gradient overflows")
     for number, batch in enumerate(batches):
         seed(number)
         name = _bad_gradient(engine, batch.to(engine.device), scale)
-        what = "every output is finite, and the gradient overflows: first that of {} on rank {}"
-        if fault := _agree(what, name, batch.sample_ids):
+        sentence = "every output is finite, and the gradient overflows: first that of {} on rank {}"
+        if fault := _agree(sentence, name, batch.sample_ids):
             return fault
     return Fault("run again, outputs and gradients are finite: their sum overflows, or the hardware erred")
 
 
 def _agree(what: str, name: str | None, sample_ids: Sequence[int] = ()) -> Fault | None:
     """Returns the fault of the lowest rank that found a name; None where none did. Collective."""
-    for rank, (found, ids) in enumerate(dist.gather_objects((name, list(sample_ids)))):
-        if found is not None:
-            return Fault(what.format(found, rank), found, rank, tuple(ids))
+    for rank, (fault, ids) in enumerate(dist.gather_objects((name, list(sample_ids)))):
+        if fault is not None:
+            return Fault(what.format(fault, rank), fault, rank, tuple(ids))
     return None
 
 
@@ -97,12 +97,12 @@ def _is_finite(value: Tensor) -> bool:
 
 def _bad_module(engine: Engine, batch: Batch) -> str | None:
     """Returns the first module to end with an output that is not finite; the innermost one."""
-    found: list[str] = []
+    names: list[str] = []
 
     def watch(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(module: nn.Module, inputs: Any, output: Any) -> None:
-            if not found and not all(_is_finite(tensor) for tensor in _tensors(output)):
-                found.append(name)
+            if not names and not all(_is_finite(tensor) for tensor in _tensors(output)):
+                names.append(name)
 
         return hook
 
@@ -115,7 +115,7 @@ def _bad_module(engine: Engine, batch: Batch) -> str | None:
     finally:
         for handle in handles:
             handle.remove()
-    return next(iter(found), None)
+    return next(iter(names), None)
 
 
 def _tensors(value: Any) -> Iterator[Tensor]:

@@ -142,8 +142,9 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     module = _module(config, model, dataset)
     optimizer = build_optimizer(groups, optim, accelerator.device)
-    kept: dict[str, Any] = {"saves_frozen": start.base is None, "averages": optim.ema.is_on, "balance": module.kept}
-    engine = build_engine(module, names, optimizer, accelerator, config.engine, clip, world, **kept)
+    options: dict[str, Any] = {"saves_frozen": start.base is None, "averages": optim.ema.is_on}
+    options["balance"] = module.kept
+    engine = build_engine(module, names, optimizer, accelerator, config.engine, clip, world, **options)
 
     identity = hashlib.sha256(dump_config(config).encode()).hexdigest()  # of config.yaml
     topology = {"world_size": world.size, "engine": engine.description, "lease": claim.lease_number, "config": identity}

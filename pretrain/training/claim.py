@@ -53,8 +53,8 @@ def agree_on_versions(world: World) -> None:
         return
     versions = own_versions()
     if len(set(dist.gather_objects(digest_of(versions)))) > 1:
-        found = dist.gather_objects({"host": socket.gethostname(), "versions": versions})
-        refuse_differences([(one["host"], one["versions"]) for one in found])
+        rows = dist.gather_objects({"host": socket.gethostname(), "versions": versions})
+        refuse_differences([(one["host"], one["versions"]) for one in rows])
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,10 +157,10 @@ def check_data(saved: TrainState, fresh: TrainState, allow: list[str]) -> None:
         "tokenizer": (saved.tokenizer_hash, fresh.tokenizer_hash),
         "token shards": (saved.data_hash, fresh.data_hash),
     }
-    for what, (old, new) in pairs.items():
+    for name, (old, new) in pairs.items():
         if old != new and not is_allowed("data.path", allow):
             raise ConfigError(
-                f"the {what} at data.path differ from those of the run (sha256 {old[:12]} -> {new[:12]})",
+                f"the {name} at data.path differ from those of the run (sha256 {old[:12]} -> {new[:12]})",
                 fix="restore them, use another run.name, or pass resume.allow=[data]",
             )
 

@@ -48,7 +48,7 @@ class DownstreamTasks:
 
         `should_stop` is a collective request between tasks, `go_on` is called after each batch.
         """
-        found: dict[str, float] = {}
+        scores: dict[str, float] = {}
         model = self._artifact.model
         was_training = model.training
         model.eval()
@@ -56,10 +56,10 @@ class DownstreamTasks:
             for name in self._config.names:
                 if should_stop():
                     break
-                found |= self._answer(name, go_on)
+                scores |= self._answer(name, go_on)
         finally:
             model.train(was_training)
-        return found
+        return scores
 
     def _answer(self, name: str, go_on: Callable[[], None]) -> dict[str, float]:
         config = self._config
@@ -84,11 +84,11 @@ class DownstreamTasks:
 
 def _named(scores: list[tuple[str, str, float]]) -> dict[str, float]:
     """Returns metrics for trackers; a filter is part of the name, unless it is the harness's `none`."""
-    found = {}
+    metrics = {}
     for task, metric, value in scores:
         name, _, chain = metric.partition(",")
-        found[f"tasks/{task}/{name if chain == 'none' else f'{name}_{chain}'}"] = value
-    return found
+        metrics[f"tasks/{task}/{name if chain == 'none' else f'{name}_{chain}'}"] = value
+    return metrics
 
 
 def build_tasks(config: RunConfig, dataset: Dataset, engine: Engine) -> DownstreamTasks | None:

@@ -67,15 +67,17 @@ def check_replicas(engine: Engine, step: int) -> None:
     rows = dist.gather_objects({"sums": each.tolist(), "host": socket.gethostname()})
     odd = [group[place] for place in odd_ones([totals[rank][kind] for rank in group])]
     sums_of = [row["sums"] for row in rows]
-    differing = next(names[place] for place in _places(parts, shared[kind]) if _differ(sums_of, place, group))
-    _refuse_replicas({rank: rows[rank]["host"] for rank in odd}, len(group) - len(odd), differing, step)
+    places = _places(parts, shared[kind])
+    differing = next(names[place] for place in places if _differ(sums_of, place, group))
+    hosts = {rank: rows[rank]["host"] for rank in odd}
+    _refuse_replicas(hosts, len(group) - len(odd), differing, step)
 
 
 def _refuse_replicas(odd: Mapping[int, str], num_alike: int, weight: str, step: int) -> NoReturn:
     listed = " and ".join(f"rank {rank} on {host}" for rank, host in odd.items())
-    others = f"the other {num_alike} agree" if num_alike else "no majority tells which is right"
+    rest = f"the other {num_alike} agree" if num_alike else "no majority tells which is right"
     raise DivergedError(
-        f"the weights of {listed} differ at step {step}, first {weight}; {others}",
+        f"the weights of {listed} differ at step {step}, first {weight}; {rest}",
         fix="the last checkpoint is good; look for memory errors there, and resume without these machines",
     )
 

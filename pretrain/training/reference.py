@@ -60,9 +60,9 @@ def _compute(claim: Claim, plan: BatchPlan, world: World, engine: Engine, progre
     for loader in _loaders(claim, plan, world):
         for batch in loader:
             assert batch.pairs is not None, "rows of preferences"
-            found = engine.evaluate(batch.to(engine.device))[2:].view(-1, 2).tolist()
+            log_probs = engine.evaluate(batch.to(engine.device))[2:].view(-1, 2).tolist()
             keys = batch.pairs.keys_A.tolist()
-            mine.append([[key, *both] for key, both in zip(keys, found, strict=True)])
+            mine.append([[key, *both] for key, both in zip(keys, log_probs, strict=True)])
             progress.go_on()
     # Every rank has as many batches: in turn, they are in the order of the rows.
     by_rank = dist.gather_objects(mine)

@@ -91,22 +91,22 @@ def roll_back(path: Path, to: int, *, samples: int | None = None, tokens: int | 
     lease = Lease(run.lease)
     try:
         batch = BatchConfig.model_validate(read_yaml(run.config).values["batch"])
-        found = {step_of(path): path for path in list_checkpoints(run.checkpoints)}
-        if not found:
+        paths = {step_of(path): path for path in list_checkpoints(run.checkpoints)}
+        if not paths:
             check_new(run)
-        if to not in found:
-            listed = ", ".join(str(step) for step in found) or "none"
+        if to not in paths:
+            listed = ", ".join(str(step) for step in paths) or "none"
             raise CheckpointError(
                 f"no committed checkpoint of step {to}; there is {listed}",
                 where=str(run.checkpoints),
-                fix="give one of these as --to" if found else "start the run again: it begins at step 0",
+                fix="give one of these as --to" if paths else "start the run again: it begins at step 0",
             )
-        state = _check_whole(found[to])
+        state = _check_whole(paths[to])
         wanted = -(-(tokens or 0) // batch.seq_len) if samples is None else samples
         done = batch.steps.before(to)
         batches = max(0, batch.steps.steps_for(done + wanted) - to)
         skips = SkipRanges.of([*read_skips(run, run.read_record()).ranges, *state.skips])
-        names = [newer.name for step, newer in found.items() if step is not None and step > to]
+        names = [newer.name for step, newer in paths.items() if step is not None and step > to]
         rollback = plan_rollback(state, skips, batch.steps.before(to + batches) - done, set_aside=names)
         for name in reversed(names):
             set_aside(run.checkpoints / name, "rolled-back")

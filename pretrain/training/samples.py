@@ -106,8 +106,8 @@ class Samples:
                 for start in range(0, len(self._rows), BATCH):
                     rows = self._rows[start : start + BATCH]
                     seeds = list(map(row_seeds, rows))
-                    found = generate(self._model, rows, self._constraints, sampling, seed=seeds)
-                    texts += [self._text(row, one.tokens) for row, one in zip(rows, found, strict=True)]
+                    rows_of_ids = generate(self._model, rows, self._constraints, sampling, seed=seeds)
+                    texts += [self._text(row, one.tokens) for row, one in zip(rows, rows_of_ids, strict=True)]
         except CheckpointError as error:
             log.warning("no samples: %s", error)
             return []
@@ -116,8 +116,8 @@ class Samples:
     def _text(self, prompt: Prompt, tokens: list[int]) -> str:
         """Returns the text that tokens add to a prompt (two stacks: their own), up to its end."""
         ends = [place for place, token in enumerate(tokens) if token in self._codec.eos_ids]
-        kept = tokens[: ends[0]] if ends else tokens
-        return text_after(self._codec, context_of(self._model, prompt), kept)
+        shown = tokens[: ends[0]] if ends else tokens
+        return text_after(self._codec, context_of(self._model, prompt), shown)
 
 
 def build_samples(config: RunConfig, dataset: Dataset, engine: Engine, world: World) -> Samples | None:

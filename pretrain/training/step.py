@@ -197,8 +197,8 @@ class StepTotals:
     def shown(self) -> dict[str, float]:
         """Further sums of its loss by name."""
         prefix = "shown."
-        sums = self.sums.items()
-        return {name.removeprefix(prefix): values[0] for name, values in sums if name.startswith(prefix)}
+        names = [name for name in self.sums if name.startswith(prefix)]
+        return {name.removeprefix(prefix): self.sums[name][0] for name in names}
 
     @property
     def multi_token_loss(self) -> float | None:

@@ -101,8 +101,8 @@ class ModelConfig(AnyKindConfig):
         update = {name: size and size * self.generator_heads // stack.heads for name, size in sizes.items()}
         update["embedding_width"] = None if update["width"] == table else table
         head = HeadConfig(transform=True, bias=True, activation="gelu")
-        own = {"encoder": stack.model_copy(update=update), "head": head, "tied_embeddings": True}
-        return self.model_copy(update=own | {"generator_heads": 0, "pooler": False})
+        changes = {"encoder": stack.model_copy(update=update), "head": head, "tied_embeddings": True}
+        return self.model_copy(update=changes | {"generator_heads": 0, "pooler": False})
 
     @property
     def generator_reads(self) -> tuple[str, ...]:
@@ -161,15 +161,15 @@ class ModelConfig(AnyKindConfig):
     @classmethod
     def _fill_length(cls, values: Any) -> Any:
         """Fills in `max_seq_len` of images, which their size determines."""
-        given = values.get("input") if isinstance(values, dict) else None
-        if not given or "max_seq_len" in values:
+        section = values.get("input") if isinstance(values, dict) else None
+        if not section or "max_seq_len" in values:
             return values
         head = values.get("head") or {}
         kind = head.kind if isinstance(head, HeadConfig) else head.get("kind", "lm")
         if values.get("decoder") and kind in [name for name, record in HEADS.items() if record.scores_words]:
             return values  # the length of captions
         try:
-            patches = given if isinstance(given, PatchesConfig) else PatchesConfig.model_validate(given)
+            patches = section if isinstance(section, PatchesConfig) else PatchesConfig.model_validate(section)
         except ValueError:
             return values  # reported by the field, with its place
         return values | {"max_seq_len": patches.positions}

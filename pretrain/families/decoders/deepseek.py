@@ -97,23 +97,23 @@ def _read_rope(fields: Fields, max_seq_len: int) -> dict[str, Any]:
     """Reads the rotary embedding, with the two factors by which YaRN changes scores here."""
     key = "rope_scaling" if fields.section("rope_scaling") else "rope_parameters"
     rope = Fields(dict(fields.section(key)))
-    given = {name: rope.values.pop(name, None) for name in ("mscale", "mscale_all_dim")}
-    found = read_rope(Fields(fields.values | {key: rope.values}), max_seq_len, OF_ONE_LENGTH)
-    scaling = found["rope_scaling"]
+    scales = {name: rope.values.pop(name, None) for name in ("mscale", "mscale_all_dim")}
+    keys = read_rope(Fields(fields.values | {key: rope.values}), max_seq_len, OF_ONE_LENGTH)
+    scaling = keys["rope_scaling"]
     if scaling is None or scaling["kind"] == "default":
-        return found
+        return keys
     if scaling["kind"] != "yarn":
-        if given["mscale_all_dim"]:
-            raise refusal("mscale_all_dim", given["mscale_all_dim"], "can be represented with rope_type=yarn only")
-        return found
-    numbers = Fields({name: value or 0.0 for name, value in given.items()})
+        if scales["mscale_all_dim"]:
+            raise refusal("mscale_all_dim", scales["mscale_all_dim"], "can be represented with rope_type=yarn only")
+        return keys
+    numbers = Fields({name: value or 0.0 for name, value in scales.items()})
     mscale, of_scores = numbers.number("mscale"), numbers.number("mscale_all_dim")
     if of_scores:
         scaling["score_mscale"] = of_scores
     if mscale and of_scores and "attention_factor" not in scaling:
         grown = 0.1 * math.log(max(1.0, scaling["factor"]))
         scaling["attention_factor"] = (mscale * grown + 1.0) / (of_scores * grown + 1.0)
-    return found
+    return keys
 
 
 def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
@@ -157,7 +157,7 @@ def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
 def _write_config(config: ModelConfig) -> dict[str, Any]:
     stack = config.last_stack
     experts, latent = stack.experts, stack.latent
-    found = {
+    values = {
         **write_keys(config, _MODEL),
         **write_keys(stack, _STACK),
         **write_tokens(config.special_tokens),
@@ -169,25 +169,25 @@ def _write_config(config: ModelConfig) -> dict[str, Any]:
         **write_rope(stack),
     }
     if stack.rope_scaling is not None and stack.rope_scaling.score_mscale:
-        found["rope_scaling"] |= {"mscale_all_dim": stack.rope_scaling.score_mscale}
+        values["rope_scaling"] |= {"mscale_all_dim": stack.rope_scaling.score_mscale}
     if latent is not None:
-        found |= {key: getattr(latent, ours) for key, (ours, _) in _LATENT.items()}
-        found |= {"q_lora_rank": latent.query_rank, "qk_nope_head_dim": stack.per_head_width - latent.rope_width}
+        values |= {key: getattr(latent, ours) for key, (ours, _) in _LATENT.items()}
+        values |= {"q_lora_rank": latent.query_rank, "qk_nope_head_dim": stack.per_head_width - latent.rope_width}
     if experts is not None:
-        found |= {key: getattr(experts, ours) for key, (ours, _) in _EXPERTS.items()}
-        found |= {"moe_intermediate_size": stack.expert_width, "norm_topk_prob": experts.normalize}
-        found |= {"routed_scaling_factor": experts.scale}
-    return found
+        values |= {key: getattr(experts, ours) for key, (ours, _) in _EXPERTS.items()}
+        values |= {"moe_intermediate_size": stack.expert_width, "norm_topk_prob": experts.normalize}
+        values |= {"routed_scaling_factor": experts.scale}
+    return values
 
 
 def _attention(stack: StackConfig, ours: str, theirs: str) -> list[Weight]:
     latent = stack.latent
     if latent is None:
         return []
-    kept, half = stack.per_head_width - latent.rope_width, latent.rope_width // 2
+    head_width, half = stack.per_head_width - latent.rope_width, latent.rope_width // 2
     halves = [2 * number + odd for odd in (0, 1) for number in range(half)]
     # Of each head of queries the rotated part first; of the latent vectors it stays last.
-    of_heads = (*(kept + number for number in halves), *range(kept))
+    of_heads = (*(head_width + number for number in halves), *range(head_width))
     of_down = (*range(latent.kv_rank), *(latent.kv_rank + number for number in halves))
     query_rows = stack.heads * stack.per_head_width
     up = "q_proj" if latent.query_rank is None else "q_b_proj"
@@ -195,7 +195,7 @@ def _attention(stack: StackConfig, ours: str, theirs: str) -> list[Weight]:
         "query_up": (up, query_rows, of_heads),
         "kv_down": ("kv_a_proj_with_mqa", latent.kv_rank + latent.rope_width, of_down),
         "kv_norm": ("kv_a_layernorm", latent.kv_rank, ()),
-        "kv_up": ("kv_b_proj", stack.heads * (kept + latent.value_width), ()),
+        "kv_up": ("kv_b_proj", stack.heads * (head_width + latent.value_width), ()),
         "output": ("o_proj", stack.width, ()),
     }
     if latent.query_rank is not None:
@@ -219,31 +219,31 @@ def _block(stack: StackConfig, ours: str, theirs: str, number: int) -> list[Weig
         "attention_norm": {"input_layernorm": stack.width},
         "feedforward_norm": {"post_attention_layernorm": stack.width},
     }
-    found = [*affine(ours, theirs, norms, bias=False), *_attention(stack, ours, theirs)]
+    weights = [*affine(ours, theirs, norms, bias=False), *_attention(stack, ours, theirs)]
     layer, mlp = f"{ours}feedforward.", f"{theirs}mlp."
     experts = stack.experts
     if experts is None or not stack.has_experts(number):
-        return found + _gated(layer, [mlp], stack.ff_width, stack.width)
-    found.append(Weight(f"{layer}router.weight", ((f"{mlp}gate.weight", experts.count),)))
+        return weights + _gated(layer, [mlp], stack.ff_width, stack.width)
+    weights.append(Weight(f"{layer}router.weight", ((f"{mlp}gate.weight", experts.count),)))
     if experts.balance == "bias":
         bias = f"{mlp}gate.e_score_correction_bias", experts.count
-        found.append(Weight(f"{layer}router.balance.bias", (bias,)))
+        weights.append(Weight(f"{layer}router.balance.bias", (bias,)))
     each = [f"{mlp}experts.{expert}." for expert in range(experts.count)]
-    found += _gated(layer, each, stack.expert_width, stack.width)
+    weights += _gated(layer, each, stack.expert_width, stack.width)
     if experts.shared:
         shared = experts.shared * stack.expert_width
-        found += _gated(f"{layer}shared.", [f"{mlp}shared_experts."], shared, stack.width)
-    return found
+        weights += _gated(f"{layer}shared.", [f"{mlp}shared_experts."], shared, stack.width)
+    return weights
 
 
 def _predictor(stack: StackConfig, number: int) -> list[Weight]:
     """Returns the weights of a module that predicts a further token, without those that it shares."""
     ours, theirs = f"multi_token.inputs.{number}.", f"model.layers.{stack.layers + number}."
     norms = {"embedding_norm": {"enorm": stack.width}, "hidden_norm": {"hnorm": stack.width}}
-    found = affine(ours, theirs, norms | {"projection": {_JOIN: stack.width}}, bias=False)
-    found += _block(stack, f"multi_token.blocks.{number}.", theirs, predictor_number(stack))
+    weights = affine(ours, theirs, norms | {"projection": {_JOIN: stack.width}}, bias=False)
+    weights += _block(stack, f"multi_token.blocks.{number}.", theirs, predictor_number(stack))
     norm = {f"{number}": {"shared_head.norm": stack.width}}
-    return found + affine("multi_token.norms.", theirs, norm, bias=False)
+    return weights + affine("multi_token.norms.", theirs, norm, bias=False)
 
 
 def _weights(config: ModelConfig) -> list[Weight]:
@@ -253,13 +253,13 @@ def _weights(config: ModelConfig) -> list[Weight]:
     scores = tuple(f"{name}shared_head.head.weight" for name in behind)
     head = [replace(one, copies=scores) for one in own_head(config, _HEAD)]
     copies = words if head else (*words, *scores)
-    found = [replace(table("embedding.weight", _WORDS, config.vocab_size), copies=copies)]
+    weights = [replace(table("embedding.weight", _WORDS, config.vocab_size), copies=copies)]
     for number in range(stack.layers):
-        found += _block(stack, f"decoder.blocks.{number}.", f"model.layers.{number}.", number)
-    found += affine("decoder.", "model.", {"norm": {"norm": stack.width}}, bias=False)
+        weights += _block(stack, f"decoder.blocks.{number}.", f"model.layers.{number}.", number)
+    weights += affine("decoder.", "model.", {"norm": {"norm": stack.width}}, bias=False)
     for number in range(config.multi_token):
-        found += _predictor(stack, number)
-    return found + head
+        weights += _predictor(stack, number)
+    return weights + head
 
 
 def _architecture(config: ModelConfig) -> str:

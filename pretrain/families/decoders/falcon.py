@@ -73,14 +73,14 @@ def _modules(config: ModelConfig) -> dict[str, tuple[str, ...]]:
     norms = ("input_layernorm", "post_attention_layernorm")
     if parallel is True:
         norms = ("ln_attn", "ln_mlp")
-    found: dict[str, tuple[str, ...]] = {
+    modules: dict[str, tuple[str, ...]] = {
         "attention_norm": norms[:1],
         "attention.qkv": ("self_attention.query_key_value",),
         "attention.output": ("self_attention.dense",),
         "feedforward.up": ("mlp.dense_h_to_4h",),
         "feedforward.down": ("mlp.dense_4h_to_h",),
     }
-    return found if parallel == "one_norm" else found | {"feedforward_norm": norms[1:]}
+    return modules if parallel == "one_norm" else modules | {"feedforward_norm": norms[1:]}
 
 
 FAMILIES = (

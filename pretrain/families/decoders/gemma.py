@@ -111,11 +111,11 @@ def _read_capped(fields: Fields) -> dict[str, Any]:
     scalar = fields.number("query_pre_attn_scalar", 256)
     if scalar <= 0:
         raise refusal("query_pre_attn_scalar", scalar, "must be more than 0")
-    found = _read(fields) | {"score_factor": scalar**-0.5}
+    values = _read(fields) | {"score_factor": scalar**-0.5}
     caps = {"attn_logit_softcapping": "score_cap", "final_logit_softcapping": "head.soft_cap"}
     for key, ours in caps.items():
-        found[ours] = None if fields.values.get(key) is None else fields.number(key)
-    return found
+        values[ours] = None if fields.values.get(key) is None else fields.number(key)
+    return values
 
 
 def _write_capped(config: ModelConfig) -> dict[str, Any]:

@@ -57,8 +57,8 @@ def grouped_order(stack: StackConfig) -> tuple[int, ...]:
 
 
 def _read(fields: Fields) -> dict[str, Any]:
-    own = fields.flag("attention_bias", True)
-    apart = None if own else False
+    has_bias = fields.flag("attention_bias", True)
+    apart = None if has_bias else False
     is_parallel = fields.flag("use_parallel_residual", True)
     return {"parallel": is_parallel, "qkv_bias": apart, "output_bias": apart}
 

@@ -102,7 +102,7 @@ def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
 def _write_config(config: ModelConfig) -> dict[str, Any]:
     stack = config.last_stack
     experts = stack.experts
-    found = {
+    values = {
         **write_keys(config, _MODEL),
         **write_keys(stack, _STACK),
         **write_tokens(config.special_tokens),
@@ -116,12 +116,12 @@ def _write_config(config: ModelConfig) -> dict[str, Any]:
         **write_rope(stack),
     }
     if stack.rope_scaling is None:  # transformers 5 reads a null as YaRN, 4 reads that key alone
-        found["rope_parameters"] = {"rope_type": "default", "rope_theta": stack.rope_theta}
+        values["rope_parameters"] = {"rope_type": "default", "rope_theta": stack.rope_theta}
     if experts is None:
-        return found
+        return values
     weight = experts.balance_weight if experts.balance == "loss" else 0.0
     sizes = {"num_local_experts": experts.count, "num_experts_per_tok": experts.top_k}
-    return found | sizes | {"router_aux_loss_coef": weight}
+    return values | sizes | {"router_aux_loss_coef": weight}
 
 
 def _weights(config: ModelConfig) -> list[Weight]:
@@ -137,20 +137,20 @@ def _weights(config: ModelConfig) -> list[Weight]:
         "attention.output": {"self_attn.o_proj": width},
         "feedforward.router": {"mlp.router": experts},
     }
-    found = [table("embedding.weight", _WORDS, config.vocab_size)]
+    weights = [table("embedding.weight", _WORDS, config.vocab_size)]
     for number in range(stack.layers):
         ours, theirs = f"decoder.blocks.{number}.", f"model.layers.{number}."
-        found += affine(ours, theirs, norms, bias=False)
-        found += affine(ours, theirs, linears, bias=True)
-        found.append(Weight(f"{ours}attention.sinks", ((f"{theirs}self_attn.sinks", stack.heads),)))
+        weights += affine(ours, theirs, norms, bias=False)
+        weights += affine(ours, theirs, linears, bias=True)
+        weights.append(Weight(f"{ours}attention.sinks", ((f"{theirs}self_attn.sinks", stack.heads),)))
         for name, rows in (("gate_up", 2 * stack.expert_width), ("down", width)):
             for kind, ending in (("weight", ""), ("bias", "_bias")):
                 one = f"{theirs}mlp.experts.{name}_proj{ending}", experts * rows
                 is_mixed = name == "gate_up"
                 fused = Weight(f"{ours}feedforward.{name}.{kind}", (one,), fused=experts, interleaved=is_mixed)
-                found.append(fused)
-    found += affine("decoder.", "model.", {"norm": {"norm": width}}, bias=False)
-    return found + own_head(config, _HEAD)
+                weights.append(fused)
+    weights += affine("decoder.", "model.", {"norm": {"norm": width}}, bias=False)
+    return weights + own_head(config, _HEAD)
 
 
 def _architecture(config: ModelConfig) -> str:

@@ -57,11 +57,11 @@ def _read(fields: Fields) -> dict[str, Any]:
 
 def _write(config: ModelConfig) -> dict[str, Any]:
     stack = config.last_stack
-    found: dict[str, Any] = {"embd_pdrop": stack.dropout, "qk_layernorm": bool(stack.qk_norm)}
+    values: dict[str, Any] = {"embd_pdrop": stack.dropout, "qk_layernorm": bool(stack.qk_norm)}
     # The tanh approximation has two names in transformers, and a Phi is released with this one.
     if stack.activation == "gelu_tanh":
-        found["hidden_act"] = "gelu_new"
-    return found
+        values["hidden_act"] = "gelu_new"
+    return values
 
 
 def _modules(config: ModelConfig) -> dict[str, tuple[str, ...]]:

@@ -30,8 +30,8 @@ def _read(fields: Fields) -> dict[str, Any]:
     is_parallel = fields.flag("use_parallel_residual", False)
     has_bias = fields.flag("use_qkv_bias", False)
     qk_norm = fields.flag("qk_layernorm", False) and "heads"
-    found = {"qkv_bias": has_bias or None, "qk_norm": qk_norm}
-    return found | {"parallel": "one_norm" if is_parallel else False}
+    values = {"qkv_bias": has_bias or None, "qk_norm": qk_norm}
+    return values | {"parallel": "one_norm" if is_parallel else False}
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:
@@ -41,13 +41,13 @@ def _write(config: ModelConfig) -> dict[str, Any]:
 
 
 def _modules(config: ModelConfig) -> dict[str, Any]:
-    stack, found = config.last_stack, one_norm_modules(config)
+    stack, modules = config.last_stack, one_norm_modules(config)
     if not stack.qk_norm:
-        return found
+        return modules
     for part, heads in (("query", stack.heads), ("key", stack.num_kv_heads)):
         norms = [f"self_attn.{part[0]}_layernorm.norms.{number}" for number in range(heads)]
-        found[f"attention.{part}_norm"] = dict.fromkeys(norms, stack.per_head_width)
-    return found
+        modules[f"attention.{part}_norm"] = dict.fromkeys(norms, stack.per_head_width)
+    return modules
 
 
 FAMILIES = (

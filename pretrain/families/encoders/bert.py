@@ -167,8 +167,8 @@ def _read_head(
         pooler = f"{heads.pooler}.weight" in names
         head = HeadConfig(kind="none")
         return {"model.head": head, "model.pooler": pooler, "model.tied_embeddings": False}
-    own = None if heads.activation == found["activation"] else heads.activation
-    head = HeadConfig(transform=True, bias=True, activation=own)
+    activation = None if heads.activation == found["activation"] else heads.activation
+    head = HeadConfig(transform=True, bias=True, activation=activation)
     return {"model.head": head, "model.tied_embeddings": fields.flag("tie_word_embeddings", True)}
 
 

@@ -32,20 +32,20 @@ _SIZES = {
 def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
     fields = Fields(values)
     parts = {name: fields.section(name) for name in ("encoder", "decoder")}
-    known = {"encoder": tuple(_ENCODERS), "decoder": ("gpt2",)}
-    for name, kinds in known.items():
-        found = parts[name].get("model_type")
-        if found not in kinds:
+    model_types = {"encoder": tuple(_ENCODERS), "decoder": ("gpt2",)}
+    for name, kinds in model_types.items():
+        model_type = parts[name].get("model_type")
+        if model_type not in kinds:
             why = f"only {' or '.join(kinds)} can be represented"
-            raise refusal(f"{name}.model_type", found, why)
+            raise refusal(f"{name}.model_type", model_type, why)
     kind = parts["encoder"]["model_type"]
     of_decoder = parts["decoder"]
     why = "keys and values would have the width of the encoder"
     Fields(of_decoder).only("cross_attention_hidden_size", None, why)
     encoder = _ENCODERS[kind].read_config(parts["encoder"] | {"architectures": None}, frozenset())
     decoder = CROSS_GPT2.read_config(of_decoder | {"architectures": ["GPT2LMHeadModel"]}, names)
-    given = {key: value for key, value in values.items() if key.endswith("_token_id")}
-    tokens = Fields(of_decoder | given).special_tokens(bos=50256, eos=50256, start=None)
+    token_ids = {key: value for key, value in values.items() if key.endswith("_token_id")}
+    tokens = Fields(of_decoder | token_ids).special_tokens(bos=50256, eos=50256, start=None)
     if tokens.start is None:
         tokens = tokens.model_copy(update={"start": tokens.bos})
     both = {"input": encoder.input, "encoder": encoder.encoder, "special_tokens": tokens}

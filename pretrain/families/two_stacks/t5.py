@@ -195,8 +195,8 @@ def _read_projection(fields: Fields, default: str) -> tuple[str, bool]:
     elif text == _GATED["gelu_tanh"]:
         return "gelu_tanh", True
     if name not in ACTIVATIONS:
-        known = ", ".join(sorted(ACTIVATIONS))
-        raise refusal(key, text, f"must be [gated-]NAME, NAME one of {known}")
+        names = ", ".join(sorted(ACTIVATIONS))
+        raise refusal(key, text, f"must be [gated-]NAME, NAME one of {names}")
     return ACTIVATIONS[name], text.startswith("gated-")
 
 

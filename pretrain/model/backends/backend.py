@@ -224,8 +224,8 @@ def dense_mask(
     if mask.window is not None and max(keys.stop - 1 - first, last - keys.start) >= mask.window:
         terms.append(distances_TS.abs() < mask.window)
     if mask.documents_BT is not None:
-        own = mask.key_documents_BS
-        key_documents_BS = mask.documents_BT if own is None else own
+        key_documents = mask.key_documents_BS
+        key_documents_BS = mask.documents_BT if key_documents is None else key_documents
         of_queries = mask.documents_BT[rows, None, queries.start : queries.stop, None]
         terms.append(of_queries == key_documents_BS[rows, None, None, columns])
     if mask.key_lengths_B is not None:
@@ -337,8 +337,8 @@ def pads_queries(mask: AttentionMask, *, queries: int, keys: int) -> bool:
 
     They are under a causal mask or a window; else they may be a source as long as its target.
     """
-    own = queries == keys and mask.query_offset == 0 and mask.key_documents_BS is None
-    return own and (mask.causal or mask.window is not None)
+    is_self = queries == keys and mask.query_offset == 0 and mask.key_documents_BS is None
+    return is_self and (mask.causal or mask.window is not None)
 
 
 def needs_no_mask(mask: AttentionMask, *, rows: int, queries: int, keys: int) -> bool:
@@ -405,9 +405,9 @@ def document_runs(documents_BT: Tensor) -> list[dict[int, range]] | None:
             return None
         starts[row][number] = start
     runs = []
-    for found in starts:
-        spans = pairwise([*found.values(), length])
-        runs.append({number: range(*span) for number, span in zip(found, spans, strict=True)})
+    for firsts in starts:
+        spans = pairwise([*firsts.values(), length])
+        runs.append({number: range(*span) for number, span in zip(firsts, spans, strict=True)})
     return runs
 
 

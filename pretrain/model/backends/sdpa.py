@@ -119,9 +119,9 @@ class SdpaAttention:
 
     def __init__(self, needs: AttentionNeeds) -> None:
         if needs.sinks and needs.score_cap is None and (needs.dropout or needs.bias):
-            what = "has no dropout of attention weights" if needs.dropout else "adds no bias"
+            problem = "has no dropout of attention weights" if needs.dropout else "adds no bias"
             fix = "leave one of them out, or use engine.attention=eager"
-            raise refusal("sdpa", f"{what} beside attention sinks", fix)
+            raise refusal("sdpa", f"{problem} beside attention sinks", fix)
         self._capped = None if needs.score_cap is None else EagerAttention(needs)
         self._cudnn_shapes: set[tuple[int, int, int]] = set()
 
@@ -346,9 +346,9 @@ class _BlockAttention(torch.autograd.Function):
                 part = inputs.of_tile(tile, blocks.num_queries).leaves()
                 with torch.enable_grad():
                     mixed = _attend_tile(tile, part, blocks, ctx.dropout, ctx.scale)
-                found = torch.autograd.grad(mixed, [x for x in part if x is not None], _rows_of(grad_BTNH, tile))
+                grads = torch.autograd.grad(mixed, [x for x in part if x is not None], _rows_of(grad_BTNH, tile))
                 totals = [x for x in sums.of_tile(tile, blocks.num_queries) if x is not None]
-                for total, gradient in zip(totals, found, strict=True):
+                for total, gradient in zip(totals, grads, strict=True):
                     total += gradient
         gradients = [None if x is None else total.to(x.dtype) for x, total in zip(inputs, sums, strict=True)]
         return (*gradients, None, None, None)

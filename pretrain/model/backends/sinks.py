@@ -54,10 +54,10 @@ class _SinkAttention(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor | None, ...]:
         q, k, v, sinks, result, whole, *rest = ctx.saved_tensors
-        found = ctx.kernel.undo(grad, q, k, v, result, whole, *rest)
+        grads = ctx.kernel.undo(grad, q, k, v, result, whole, *rest)
         products = (grad.to(whole.dtype) * result).sum(dim=-1)
         grad_sinks = (sinks - whole).exp().mul_(products).neg_().sum_to_size(sinks.shape)
-        return *found, grad_sinks, None
+        return *grads, grad_sinks, None
 
 
 def attend_with_sinks(q: Tensor, k: Tensor, v: Tensor, sinks: Tensor, kernel: LseKernel) -> Tensor:
@@ -102,8 +102,8 @@ def sdpa_kernel_of(
         lse = pad(lse, (0, -lse.shape[2] % _LSE_TILE), value=torch.inf)
         call = aten._scaled_dot_product_efficient_attention_backward
         saved = (grad, q, k, v, _aligned(allowed, q, k), result, lse, *state)
-        *found, _ = call(*saved, 0.0, [True, True, True, False], is_causal, scale=scale)
-        return tuple(found)
+        *grads, _ = call(*saved, 0.0, [True, True, True, False], is_causal, scale=scale)
+        return tuple(grads)
 
     return LseKernel(run_gpu, undo_gpu)
 

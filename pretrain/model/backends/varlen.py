@@ -236,8 +236,8 @@ def _torch_lse_kernel(prepared: VarlenMask, scale: float | None) -> LseKernel:
     def run(q: Tensor, k: Tensor, v: Tensor) -> tuple[Tensor, Tensor, tuple[Tensor, ...]]:
         grouped = q.shape[1] != k.shape[1]
         call = torch.ops.torch_attn._varlen_attn
-        found = call(q, k, v, *prepared.places, is_causal, scale, window, grouped)
-        return found[0], found[1].t(), (found[2],)
+        results = call(q, k, v, *prepared.places, is_causal, scale, window, grouped)
+        return results[0], results[1].t(), (results[2],)
 
     def undo(
         grad: Tensor, q: Tensor, k: Tensor, v: Tensor, result: Tensor, lse: Tensor, state: Tensor

@@ -72,10 +72,10 @@ class SelfAttention(nn.Module):
 
     def forward(self, x_BTD: Tensor, context: AttentionContext) -> AttentionOutput:
         """Attends within a sequence, under a prepared mask."""
-        prepared, rotation, cache, others = context
+        prepared, rotation, cache, tables = context
         heads = self.qkv(x_BTD).unflatten(-1, (-1, self.head_width))  # [B, T, N + 2 K, H]
         qk, own_BTKH = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
-        v_BSKH = own_BTKH if self.value_mix is None else mix_values(self.value_mix, own_BTKH, others)
+        v_BSKH = own_BTKH if self.value_mix is None else mix_values(self.value_mix, own_BTKH, tables)
         if self.query_norm is not None and self.key_norm is not None:
             q_BTNH, k_BSKH = qk.split((self.heads, self.kv_heads), dim=2)
             q_BTNH = norm_heads(self.query_norm, q_BTNH)

@@ -41,8 +41,8 @@ class LatentAttention(nn.Module):
 
     def forward(self, x_BTD: Tensor, context: AttentionContext) -> AttentionOutput:
         """Attends within a sequence, under a prepared mask."""
-        prepared, rotation, cache, others = context
-        assert rotation is not None and not others, "checked by the config"
+        prepared, rotation, cache, tables = context
+        assert rotation is not None and not tables, "checked by the config"
         latent, width = self.latent, self.head_width
         queries = x_BTD
         if self.query_down is not None and self.query_norm is not None:

@@ -38,15 +38,15 @@ def rotary_frequencies(rotary_width: int, theta: float, scaling: RotaryScaling |
     if scaling.kind == "linear":
         return frequencies / scaling.factor
     if scaling.kind == "yarn":
-        kept = _kept_by_yarn(rotary_width, theta, scaling)
-        return frequencies * (kept + (1 - kept) / scaling.factor)
+        share = _kept_by_yarn(rotary_width, theta, scaling)
+        return frequencies * (share + (1 - share) / scaling.factor)
     # LLaMA 3: full turns of a dimension within the original length. Its frequency is kept (1) at
     # high_freq_factor turns or more, divided by `factor` (0) at low_freq_factor or fewer, and
     # interpolated between.
     turns = scaling.original_max_seq_len * frequencies / (2 * math.pi)
-    kept = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
-    kept = kept.clamp(0, 1)
-    return frequencies * (kept + (1 - kept) / scaling.factor)
+    share = (turns - scaling.low_freq_factor) / (scaling.high_freq_factor - scaling.low_freq_factor)
+    share = share.clamp(0, 1)
+    return frequencies * (share + (1 - share) / scaling.factor)
 
 
 def _kept_by_yarn(rotary_width: int, theta: float, scaling: RotaryScaling) -> Tensor:
