@@ -34,6 +34,7 @@ from pretrain.model.backends import build_backend
 from pretrain.model.backends.backend import (
     AttentionNeeds,
     DistanceBias,
+    MaskSize,
     additive_mask,
     call_kernel,
     dense_bias,
@@ -86,8 +87,8 @@ def build_step(arm: str, case: Case, length: int) -> Callable[[], Tensor]:
     if arm == "math":
         return lambda: attend_math(q, k, v, mask, bias, case.dropout)
     backend = build_backend("auto" if arm == "ours" else arm, AttentionNeeds(CPU, bias=case.bias))
-    size = {"rows": 1, "queries": length, "keys": length, "device": CPU}
-    return lambda: backend.attend(q, k, v, backend.prepare(mask, **size, bias=bias), dropout=case.dropout)
+    size = MaskSize(1, length, length, CPU)
+    return lambda: backend.attend(q, k, v, backend.prepare(mask, size, bias), dropout=case.dropout)
 
 
 def attend_math(q: Tensor, k: Tensor, v: Tensor, mask: AttentionMask, bias: DistanceBias | None, drop: float) -> Tensor:

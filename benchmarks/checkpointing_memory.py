@@ -22,6 +22,7 @@ from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.model import Transformer, build_model, init_weights
+from pretrain.model.backends.backend import MaskSize
 from pretrain.model.block import BlockInput
 from pretrain.model.parts.attention import AttentionContext
 from pretrain.model.parts.position import RowPlace
@@ -89,7 +90,7 @@ def measure(mode: str, length: int) -> tuple[float, float]:
     inside = Kept(model)
     x_BTD = torch.zeros(1, length, stack.blocks[0].attention.qkv.in_features, requires_grad=True)
     causal = AttentionMask(causal=True)
-    mask = stack.backend.prepare(causal, rows=1, queries=length, keys=length, device=x_BTD.device)
+    mask = stack.backend.prepare(causal, MaskSize(1, length, length, x_BTD.device))
     rotation = stack.position(x_BTD, None, RowPlace()).rotation
     with torch.autograd.graph.saved_tensors_hooks(inside.pack, lambda tensor: tensor):
         assert stack.blocks[0](*BlockInput(x_BTD, AttentionContext(mask, rotation))).x_BTD.requires_grad

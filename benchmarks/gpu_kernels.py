@@ -29,7 +29,7 @@ from benchmarks.gpu_trace import summarize
 from pretrain.config.engine import EngineConfig
 from pretrain.errors import ConfigError
 from pretrain.model.backends import build_backend
-from pretrain.model.backends.backend import AttentionNeeds
+from pretrain.model.backends.backend import AttentionNeeds, MaskSize
 from pretrain.model.build import convert_to_fp8
 from pretrain.objective import loss as loss_module
 from pretrain.plan.cluster import Cluster
@@ -208,12 +208,12 @@ def _time_attention(bench: Bench, backend: str, shape: dict[str, int], packed: b
     # As a batch of the loader has them: read on the host, without a wait for the device.
     mask = AttentionMask(causal=True, documents_BT=documents_BT, on_host=on_host)
     attends = build_backend(backend, AttentionNeeds(bench.device, BF16, width))
-    size = {"rows": rows, "queries": length, "keys": length, "device": bench.device}
+    size = MaskSize(rows, length, length, bench.device)
     # No decorator of torch restores this switch.
     torch.backends.cuda.enable_cudnn_sdp(cudnn)
     try:
-        preparing = bench.measure(partial(attends.prepare, mask, **size), 10)
-        prepared = attends.prepare(mask, **size)
+        preparing = bench.measure(partial(attends.prepare, mask, size), 10)
+        prepared = attends.prepare(mask, size)
 
         def step() -> tuple[Tensor, ...]:
             return torch.autograd.grad(attends.attend(q, k, v, prepared), (q, k, v), grad)

@@ -25,7 +25,7 @@ from torch import Tensor, nn
 from pretrain.config.model.parts.attention import copies_of_heads
 from pretrain.dist import World
 from pretrain.errors import ConfigError
-from pretrain.model.backends.backend import AttentionBackend, DistanceBias, cast_inputs
+from pretrain.model.backends.backend import AttentionBackend, DistanceBias, MaskSize, cast_inputs
 from pretrain.model.parts.attention import CrossAttention, SelfAttention
 from pretrain.model.parts.latent_attention import LatentAttention
 from pretrain.model.stack import Stack
@@ -75,18 +75,18 @@ class SharedAttention:
         self._group = group
         self._heads = heads
 
-    def prepare(self, mask: AttentionMask, *, bias: DistanceBias | None = None, **size: Any) -> Any:
-        """Prepares the mask of whole rows, of `queries` and `keys`, for the heads of this rank."""
+    def prepare(self, mask: AttentionMask, size: MaskSize, bias: DistanceBias | None = None) -> Any:
+        """Prepares the mask of whole rows for the heads of this rank."""
         if bias is not None and self._heads.ranks > 1:
             bias = DistanceBias(bias.values_NR.chunk(self._heads.ranks)[self._heads.rank])
         if mask.columns is None:
-            return self.inner.prepare(mask, bias=bias, **size)
+            return self.inner.prepare(mask, size, bias)
         whole = replace(mask, columns=None)
         if self._group is None:
-            return self.inner.prepare(whole, bias=bias, **size)
+            return self.inner.prepare(whole, size, bias)
         if bias is not None:
             bias = DistanceBias(bias.values_NR.chunk(self._group.size())[self._group.rank()])
-        return SharedMask(self.inner.prepare(whole, bias=bias, **size))
+        return SharedMask(self.inner.prepare(whole, size, bias))
 
     def attend(
         self,

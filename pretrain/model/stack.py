@@ -16,7 +16,7 @@ from pretrain.config.engine import EngineConfig
 from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.model.activation_offload import ActivationOffload
 from pretrain.model.backends import build_backend
-from pretrain.model.backends.backend import AttentionNeeds
+from pretrain.model.backends.backend import AttentionNeeds, MaskSize
 from pretrain.model.block import Block, BlockInput, BlockOutput, Memory
 from pretrain.model.further_tokens import TokenPredictors
 from pretrain.model.kv_cache import CachePlace, KVCache
@@ -174,6 +174,7 @@ class Stack(nn.Module):
     ) -> list[Any]:
         """Returns the mask of each layer: one for each distinct window, and for each of several biases."""
         num_rows, queries, _ = placed.x_BTD.shape
+        size = MaskSize(num_rows, queries * rows.ranks, place.keys * rows.ranks, placed.x_BTD.device)
         key_documents = None
         if cache is not None and rows.documents_BT is not None:
             key_documents = cache.append_documents(rows.documents_BT)
@@ -191,14 +192,12 @@ class Stack(nn.Module):
             on_host=on_host,
             columns=rows.columns,
         )
-        size: dict[str, Any] = {"rows": num_rows, "queries": queries * rows.ranks}
-        size |= {"keys": place.keys * rows.ranks, "device": placed.x_BTD.device}
         windows = self.windows
         if rows.window is not None:
             windows = tuple(min(window or rows.window, rows.window) for window in windows)
         keys = [(window, number % len(placed.biases)) for number, window in enumerate(windows)]
         masks = {
-            (window, table): self.backend.prepare(replace(mask, window=window), bias=placed.biases[table], **size)
+            (window, table): self.backend.prepare(replace(mask, window=window), size, placed.biases[table])
             for window, table in dict.fromkeys(keys)
         }
         return [masks[key] for key in keys]
@@ -207,13 +206,12 @@ class Stack(nn.Module):
         if encoded is None or self.cross_backend is None:
             return None
         num_rows, queries, _ = x_BTD.shape
-        keys = encoded.length * rows.ranks
-        size = {"rows": num_rows, "queries": queries * rows.ranks, "keys": keys}
-        mask = _cross_mask(rows, encoded.rows, size, x_BTD.device)
+        size = MaskSize(num_rows, queries * rows.ranks, encoded.length * rows.ranks, x_BTD.device)
+        mask = _cross_mask(rows, encoded.rows, size)
         if rows.on_host is not None and encoded.rows.on_host is not None:
-            on_host = _cross_mask(rows.on_host, encoded.rows.on_host, size, torch.device("cpu"))
+            on_host = _cross_mask(rows.on_host, encoded.rows.on_host, size._replace(device=torch.device("cpu")))
             mask = replace(mask, on_host=on_host)
-        prepared = self.cross_backend.prepare(mask, **size, device=x_BTD.device)
+        prepared = self.cross_backend.prepare(mask, size)
         return Memory(encoded.hidden_BSD, prepared)
 
 
@@ -229,15 +227,15 @@ def _counted(x_BTD: Tensor, rows: StackRows) -> Tensor:
     return counted_BT if rows.columns is None else rows.columns.take(counted_BT)
 
 
-def _cross_mask(rows: StackRows, source: StackRows, size: dict[str, int], device: torch.device) -> AttentionMask:
+def _cross_mask(rows: StackRows, source: StackRows, size: MaskSize) -> AttentionMask:
     documents_BT = rows.documents_BT
     key_documents_BS = source.documents_BT
     # The side without document numbers is one document a row: number 0 of the other side.
-    whole = partial(torch.zeros, dtype=torch.int32, device=device)
+    whole = partial(torch.zeros, dtype=torch.int32, device=size.device)
     if documents_BT is None and key_documents_BS is not None:
-        documents_BT = whole(size["rows"], size["queries"])
+        documents_BT = whole(size.rows, size.queries)
     elif documents_BT is not None and key_documents_BS is None:
-        key_documents_BS = whole(size["rows"], size["keys"])
+        key_documents_BS = whole(size.rows, size.keys)
     return AttentionMask(
         causal=False,
         documents_BT=documents_BT,

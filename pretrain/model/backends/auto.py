@@ -15,11 +15,10 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from pretrain.errors import ConfigError
-from pretrain.model.backends.backend import AttentionBackend, AttentionNeeds, DistanceBias, needs_no_mask
+from pretrain.model.backends.backend import AttentionBackend, AttentionNeeds, DistanceBias, MaskSize, needs_no_mask
 from pretrain.model.backends.flex import FlexAttention
 from pretrain.model.backends.sdpa import SdpaAttention
 from pretrain.model.backends.varlen import VarlenAttention
@@ -52,22 +51,20 @@ class AutoAttention:
             except ConfigError as refusal:
                 self.refusals.append(refusal.what)
 
-    def prepare(
-        self, mask: AttentionMask, *, device: torch.device, bias: DistanceBias | None = None, **size: int
-    ) -> AutoMask:
-        """Chooses a backend and prepares the mask with it; `size`: `rows`, `queries` and `keys`."""
-        why = _why_sdpa(mask, size, device, bias, needs_other=self.needs_other)
+    def prepare(self, mask: AttentionMask, size: MaskSize, bias: DistanceBias | None = None) -> AutoMask:
+        """Chooses a backend and prepares the mask with it."""
+        why = _why_sdpa(mask, size, bias, needs_other=self.needs_other)
         refusals = list(self.refusals)
         for name, backend in self.others.items() if why is None else ():
             try:
-                prepared = backend.prepare(mask, **size, device=device, bias=bias)
+                prepared = backend.prepare(mask, size, bias)
             except ConfigError as refusal:
                 refusals.append(refusal.what)
             else:
                 _log_choice(f"{name} for {_describe(mask, bias)}: it needs no mask tensor")
                 return AutoMask(name, prepared)
         _log_choice(f"sdpa for {_describe(mask, bias)}: {why or '; '.join(refusals)}")
-        return AutoMask("sdpa", self.sdpa.prepare(mask, **size, device=device, bias=bias))
+        return AutoMask("sdpa", self.sdpa.prepare(mask, size, bias))
 
     def attend(self, q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, prepared: AutoMask, **options: Any) -> Tensor:
         """Attends by the chosen backend."""
@@ -75,21 +72,14 @@ class AutoAttention:
         return backend.attend(q_BTNH, k_BSKH, v_BSKH, prepared.prepared, **options)
 
 
-def _why_sdpa(
-    mask: AttentionMask,
-    size: dict[str, int],
-    device: torch.device,
-    bias: DistanceBias | None,
-    *,
-    needs_other: bool,
-) -> str | None:
+def _why_sdpa(mask: AttentionMask, size: MaskSize, bias: DistanceBias | None, *, needs_other: bool) -> str | None:
     """Returns the reason why no backend beats sdpa; None if one may."""
-    if device.type != "cuda":
-        return f"its memory is linear in length for every mask on {device.type}"
-    if size["queries"] == 1 or mask.query_offset > 0:
+    if size.device.type != "cuda":
+        return f"its memory is linear in length for every mask on {size.device.type}"
+    if size.queries == 1 or mask.query_offset > 0:
         return "a few queries need a small mask only"
     # With sinks sdpa has its memory-efficient kernel alone, slower than flash; with a cap, tiles.
-    if bias is None and not needs_other and needs_no_mask(mask, **size):
+    if bias is None and not needs_other and needs_no_mask(mask, size):
         return "its kernels know this mask"
     return None
 

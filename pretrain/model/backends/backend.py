@@ -68,6 +68,15 @@ class AttentionNeeds:
     score_cap: float | None = None
 
 
+class MaskSize(NamedTuple):
+    """B, T and S of a mask, where S includes the keys in the cache, and the device of its layers."""
+
+    rows: int
+    queries: int
+    keys: int
+    device: torch.device
+
+
 class AttentionBackend(Protocol):
     """Computes `softmax(cap(scale q k^T) + bias) v` under a mask.
 
@@ -75,20 +84,10 @@ class AttentionBackend(Protocol):
     does not support them.
     """
 
-    def prepare(
-        self,
-        mask: AttentionMask,
-        *,
-        rows: int,
-        queries: int,
-        keys: int,
-        device: torch.device,
-        bias: DistanceBias | None = None,
-    ) -> Any:
+    def prepare(self, mask: AttentionMask, size: MaskSize, bias: DistanceBias | None = None) -> Any:
         """Turns a declared mask into the input of the kernel, passed to `attend` as `prepared`.
 
-        `rows`, `queries` and `keys` are B, T and S; S includes the keys in the cache. The bias is
-        added to the scores of every layer.
+        The bias is added to the scores of every layer.
         """
 
     def attend(
@@ -293,6 +292,11 @@ class Segment(NamedTuple):
     keys: range
 
 
+def whole_of(size: MaskSize) -> Segment:
+    """Returns all rows, queries and keys of a mask."""
+    return Segment(range(size.rows), range(size.queries), range(size.keys))
+
+
 def is_plain(mask: AttentionMask, segment: Segment) -> bool:
     """Returns whether `is_causal`, or no mask at all, equals the mask of a segment."""
     first = segment.queries.start + mask.query_offset
@@ -332,25 +336,25 @@ def reachable_keys(mask: AttentionMask, tile: Segment) -> range:
     return range(start, max(start, stop))
 
 
-def pads_queries(mask: AttentionMask, *, queries: int, keys: int) -> bool:
+def pads_queries(mask: AttentionMask, size: MaskSize) -> bool:
     """Returns whether lengths apply to the queries too, because the keys are their own sequence.
 
     They are under a causal mask or a window; else they may be a source as long as its target.
     """
-    is_self = queries == keys and mask.query_offset == 0 and mask.key_documents_BS is None
+    is_self = size.queries == size.keys and mask.query_offset == 0 and mask.key_documents_BS is None
     return is_self and (mask.causal or mask.window is not None)
 
 
-def needs_no_mask(mask: AttentionMask, *, rows: int, queries: int, keys: int) -> bool:
+def needs_no_mask(mask: AttentionMask, size: MaskSize) -> bool:
     """Returns whether one call without a mask tensor computes a mask, on any device."""
     past_only = mask.causal and mask.prefix_BS is None
     # Queries that are not padding see no padding of their own sequence if they see the past only.
-    padded_alike = past_only and pads_queries(mask, queries=queries, keys=keys)
+    padded_alike = past_only and pads_queries(mask, size)
     rows_alike = mask.documents_BT is None and (mask.key_lengths_B is None or padded_alike)
-    return rows_alike and is_plain(mask, Segment(range(rows), range(queries), range(keys)))
+    return rows_alike and is_plain(mask, whole_of(size))
 
 
-def find_segments(mask: AttentionMask, *, rows: int, queries: int, keys: int) -> tuple[Segment, ...] | None:
+def find_segments(mask: AttentionMask, size: MaskSize) -> tuple[Segment, ...] | None:
     """Cuts the rows into segments by the documents and lengths of a mask, read on the host.
 
     Returns:
@@ -358,6 +362,7 @@ def find_segments(mask: AttentionMask, *, rows: int, queries: int, keys: int) ->
         single one of all rows if they are alike; None if a document of a row is not one run.
         Queries that are padding see nothing.
     """
+    rows, queries, keys, _ = size
     lengths = [keys] * rows
     there = mask.on_host or mask
     if there.key_lengths_B is not None:
@@ -373,8 +378,8 @@ def find_segments(mask: AttentionMask, *, rows: int, queries: int, keys: int) ->
     pairs = list(zip(query_runs, key_runs, strict=True))
     single = all(len(q) == len(k) == 1 and q.keys() == k.keys() for q, k in pairs)
     if single and min(lengths) == keys:
-        return (Segment(range(rows), range(queries), range(keys)),)
-    pads = pads_queries(mask, queries=queries, keys=keys)
+        return (whole_of(size),)
+    pads = pads_queries(mask, size)
     segments: list[Segment] = []
     for number, ((queries_of, keys_of), length) in enumerate(zip(pairs, lengths, strict=True)):
         row = range(number, number + 1)

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from pretrain.model.backends.backend import AttentionNeeds, DistanceBias, dense_bias, dense_mask
+from pretrain.model.backends.backend import AttentionNeeds, DistanceBias, MaskSize, dense_bias, dense_mask
 from pretrain.types import AttentionMask
 
 
@@ -24,21 +24,13 @@ class EagerAttention:
     def __init__(self, needs: AttentionNeeds) -> None:
         self.score_cap = needs.score_cap
 
-    def prepare(
-        self,
-        mask: AttentionMask,
-        *,
-        rows: int,
-        queries: int,
-        keys: int,
-        device: torch.device,
-        bias: DistanceBias | None = None,
-    ) -> EagerMask:
+    def prepare(self, mask: AttentionMask, size: MaskSize, bias: DistanceBias | None = None) -> EagerMask:
         """Materialises the mask and the bias."""
-        allowed = dense_mask(mask, queries=range(queries), keys=range(keys), device=device)
+        queries, keys = range(size.queries), range(size.keys)
+        allowed = dense_mask(mask, queries=queries, keys=keys, device=size.device)
         if bias is None:
             return EagerMask(allowed, None)
-        bias_NTS = dense_bias(bias, queries=range(queries), keys=range(keys), num_queries=queries)
+        bias_NTS = dense_bias(bias, queries=queries, keys=keys, num_queries=size.queries)
         return EagerMask(allowed, bias_NTS)
 
     def attend(

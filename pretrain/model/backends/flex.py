@@ -20,13 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from pretrain.model.backends.backend import (
-    NO_DROPOUT,
-    AttentionNeeds,
-    DistanceBias,
-    cast_inputs,
-    refusal,
-)
+from pretrain.model.backends.backend import NO_DROPOUT, AttentionNeeds, DistanceBias, MaskSize, cast_inputs, refusal
 from pretrain.types import AttentionMask
 
 LEAST_HEAD_WIDTH = 16
@@ -53,16 +47,7 @@ class FlexAttention:
         self._score_cap = needs.score_cap
         self._attend: Callable[..., Tensor] | None = None
 
-    def prepare(
-        self,
-        mask: AttentionMask,
-        *,
-        rows: int,
-        queries: int,
-        keys: int,
-        device: torch.device,
-        bias: DistanceBias | None = None,
-    ) -> FlexMask:
+    def prepare(self, mask: AttentionMask, size: MaskSize, bias: DistanceBias | None = None) -> FlexMask:
         """Finds the blocks with visible pairs; costs one pass over the mask, on the device.
 
         Raises:
@@ -74,13 +59,14 @@ class FlexAttention:
             raise refusal("flex", "sums the gradient of a bias in any order", fix)
         # Not in `attend`: a cached function within a compiled block is a warning of dynamo in every run.
         self._attend = _compiled("flex_attention")
+        rows, queries, keys, device = size
         mask_mod = build_mask_mod(mask, device)
         block_mask = None
         if mask_mod is not None:
             by_row = (mask.documents_BT, mask.key_lengths_B, mask.prefix_BS)
             differ = any(part is not None for part in by_row)
-            size = {"B": rows if differ else None, "H": None, "Q_LEN": queries, "KV_LEN": keys}
-            block_mask = _compiled("create_block_mask")(mask_mod, **size, device=device)
+            lengths = {"B": rows if differ else None, "H": None, "Q_LEN": queries, "KV_LEN": keys}
+            block_mask = _compiled("create_block_mask")(mask_mod, **lengths, device=device)
         score_mod = build_score_mod(bias, queries, device, self._score_cap)
         # torch's kernel for fewer than 128 queries has no configuration for some numbers of heads.
         options: dict[str, bool | int] = {"FORCE_USE_FLEX_ATTENTION": queries > 1}

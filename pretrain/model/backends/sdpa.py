@@ -27,6 +27,7 @@ from torch.autograd.function import once_differentiable
 from pretrain.model.backends.backend import (
     AttentionNeeds,
     DistanceBias,
+    MaskSize,
     Segment,
     additive_mask,
     blind_queries,
@@ -41,6 +42,7 @@ from pretrain.model.backends.backend import (
     needs_no_mask,
     reachable_keys,
     refusal,
+    whole_of,
 )
 from pretrain.model.backends.eager import EagerAttention, EagerMask
 from pretrain.model.lazy_compiler import is_compiler_loaded
@@ -125,25 +127,16 @@ class SdpaAttention:
         self._capped = None if needs.score_cap is None else EagerAttention(needs)
         self._cudnn_shapes: set[tuple[int, int, int]] = set()
 
-    def prepare(
-        self,
-        mask: AttentionMask,
-        *,
-        rows: int,
-        queries: int,
-        keys: int,
-        device: torch.device,
-        bias: DistanceBias | None = None,
-    ) -> SdpaMask:
+    def prepare(self, mask: AttentionMask, size: MaskSize, bias: DistanceBias | None = None) -> SdpaMask:
         """Plans the cheapest calls for a mask; on a CPU it reads documents and lengths."""
-        whole = Segment(range(rows), range(queries), range(keys))
+        whole = whole_of(size)
         if self._capped is not None:
-            return _planned(blocks=plan_blocks((whole,), mask, queries, bias, self._capped))
-        if queries == 1 or (mask.query_offset > 0 and queries <= BLOCK):
-            return _planned(_dense_call(mask, whole, device, bias))
-        if device.type == "cpu":
-            return _prepare_cpu(mask, whole, bias)
-        return self._prepare_gpu(mask, whole, device, bias)
+            return _planned(blocks=plan_blocks((whole,), mask, size.queries, bias, self._capped))
+        if size.queries == 1 or (mask.query_offset > 0 and size.queries <= BLOCK):
+            return _planned(_dense_call(mask, whole, size.device, bias))
+        if size.device.type == "cpu":
+            return _prepare_cpu(mask, size, bias)
+        return self._prepare_gpu(mask, size, bias)
 
     def attend(
         self,
@@ -170,15 +163,13 @@ class SdpaAttention:
         options |= {"is_causal": direct.is_causal, "cudnn": direct.cudnn}
         return call_kernel(q_BTNH, k_BSKH, v_BSKH, **masks, **options)
 
-    def _prepare_gpu(
-        self, mask: AttentionMask, whole: Segment, device: torch.device, bias: DistanceBias | None
-    ) -> SdpaMask:
-        rows, queries, keys = (len(span) for span in whole)
+    def _prepare_gpu(self, mask: AttentionMask, size: MaskSize, bias: DistanceBias | None) -> SdpaMask:
+        whole = whole_of(size)
         if bias is not None:
-            return _planned(blocks=plan_blocks((whole,), mask, queries, bias))
-        if not needs_no_mask(mask, rows=rows, queries=queries, keys=keys):
-            return _planned(_dense_call(mask, whole, device, None))
-        shape = (rows, queries, keys)
+            return _planned(blocks=plan_blocks((whole,), mask, size.queries, bias))
+        if not needs_no_mask(mask, size):
+            return _planned(_dense_call(mask, whole, size.device, None))
+        shape = (size.rows, size.queries, size.keys)
         if len(self._cudnn_shapes) < CUDNN_SHAPES:
             self._cudnn_shapes.add(shape)
         return _planned(OneCall(is_causal=hides_future(mask, whole), cudnn=shape in self._cudnn_shapes))
@@ -195,9 +186,10 @@ def _uncompiled() -> Callable[..., Tensor]:
     return torch.compiler.disable(_attend_parts)
 
 
-def _prepare_cpu(mask: AttentionMask, whole: Segment, bias: DistanceBias | None) -> SdpaMask:
-    rows, queries, keys = (len(span) for span in whole)
-    segments = find_segments(mask, rows=rows, queries=queries, keys=keys)
+def _prepare_cpu(mask: AttentionMask, size: MaskSize, bias: DistanceBias | None) -> SdpaMask:
+    rows, queries, keys, _ = size
+    whole = whole_of(size)
+    segments = find_segments(mask, size)
     if segments is None:
         return _planned(blocks=plan_blocks((whole,), mask, queries, bias))
     inner = replace(mask, documents_BT=None, key_documents_BS=None, key_lengths_B=None)
@@ -208,7 +200,7 @@ def _prepare_cpu(mask: AttentionMask, whole: Segment, bias: DistanceBias | None)
         return _planned(OneCall(is_causal=hides_future(inner, whole)), blocks)
     by_calls = sum(CALL_PAIRS + len(part.queries) * len(part.keys) for part in segments)
     if rows * queries * keys < by_calls:
-        return _planned(_dense_call(mask, whole, torch.device("cpu"), None), blocks)
+        return _planned(_dense_call(mask, whole, size.device, None), blocks)
     return _planned(plan_calls(segments, inner, rows=rows, keys=keys), blocks)
 
 

@@ -23,6 +23,7 @@ from pretrain.model.backends.backend import (
     NO_DROPOUT,
     AttentionNeeds,
     DistanceBias,
+    MaskSize,
     Segment,
     find_segments,
     refusal,
@@ -77,24 +78,15 @@ class VarlenAttention:
             raise refusal("varlen", "has no attention sinks with this kernel", fix)
         self.dtype = needs.dtype
 
-    def prepare(
-        self,
-        mask: AttentionMask,
-        *,
-        rows: int,
-        queries: int,
-        keys: int,
-        device: torch.device,
-        bias: DistanceBias | None = None,
-    ) -> VarlenMask:
+    def prepare(self, mask: AttentionMask, size: MaskSize, bias: DistanceBias | None = None) -> VarlenMask:
         """Concatenates the segments; waits for the device where the mask has no `on_host`."""
         if bias is not None:
             raise refusal("varlen", "adds no bias")
-        spans = plan_varlen(mask, rows=rows, queries=queries, keys=keys)
+        spans = plan_varlen(mask, size)
         reach = -1 if mask.window is None else mask.window - 1
         return VarlenMask(
-            _starts(spans.queries, device),
-            _starts(spans.keys, device),
+            _starts(spans.queries, size.device),
+            _starts(spans.keys, size.device),
             _bound(spans.queries),
             _bound(spans.keys),
             (reach, 0 if mask.causal else reach),
@@ -121,7 +113,7 @@ class VarlenAttention:
         return mixed.view(q_BTNH.shape).to(q_BTNH.dtype)
 
 
-def plan_varlen(mask: AttentionMask, *, rows: int, queries: int, keys: int) -> Spans:
+def plan_varlen(mask: AttentionMask, size: MaskSize) -> Spans:
     """Cuts concatenated rows into segments that cover every query and every key.
 
     Queries that see nothing have no keys, and keys that no query sees have no queries.
@@ -131,11 +123,12 @@ def plan_varlen(mask: AttentionMask, *, rows: int, queries: int, keys: int) -> S
     """
     if mask.causal and mask.prefix_BS is not None:
         raise refusal("varlen", "knows no prefix")
-    segments = find_segments(mask, rows=rows, queries=queries, keys=keys)
+    keys = size.keys
+    segments = find_segments(mask, size)
     if segments is None:
         raise refusal("varlen", "needs the tokens of a document side by side")
     if len(segments) == 1:
-        segments = tuple(segments[0]._replace(rows=range(row, row + 1)) for row in range(rows))
+        segments = tuple(segments[0]._replace(rows=range(row, row + 1)) for row in range(size.rows))
     pairs: list[tuple[int, int]] = []
     done = 0
     for segment in segments:
@@ -151,8 +144,8 @@ def plan_varlen(mask: AttentionMask, *, rows: int, queries: int, keys: int) -> S
                 pairs.append((0, first - done))
             done = first + len(segment.keys)
         pairs.append((len(segment.queries), len(segment.keys)))
-    if done < rows * keys:
-        pairs.append((0, rows * keys - done))
+    if done < size.rows * keys:
+        pairs.append((0, size.rows * keys - done))
     return Spans(*zip(*pairs, strict=True))
 
 

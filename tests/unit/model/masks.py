@@ -5,7 +5,7 @@ import itertools
 import torch
 
 from pretrain.model.backends import build_backend
-from pretrain.model.backends.backend import AttentionNeeds, DistanceBias, pads_queries
+from pretrain.model.backends.backend import AttentionNeeds, DistanceBias, MaskSize, pads_queries
 from pretrain.types import AttentionMask
 
 CPU = torch.device("cpu")
@@ -75,8 +75,8 @@ def inputs(queries, keys, *, rows=3, kv_heads=2, dtype=torch.float64):
 def attend(backend, mask, q, k, v, values=None, **options):
     """Prepares a mask and attends with a backend, or the backend of a name."""
     backend = build_backend(backend, NEEDS) if isinstance(backend, str) else backend
-    size = {"rows": q.shape[0], "queries": q.shape[1], "keys": k.shape[1], "device": q.device}
-    prepared = backend.prepare(mask, **size, bias=None if values is None else DistanceBias(values))
+    size = MaskSize(q.shape[0], q.shape[1], k.shape[1], q.device)
+    prepared = backend.prepare(mask, size, None if values is None else DistanceBias(values))
     return backend.attend(q, k, v, prepared, **options)
 
 
@@ -107,7 +107,8 @@ def formula(mask, q, k, v, values=None, scale=0.25):
 
 def meaningful(mask, queries, keys):
     """1 for queries whose output means something, float64 [B, T, 1, 1]; 0 for those that are padding themselves."""
-    if mask.key_lengths_B is None or not pads_queries(mask, queries=queries, keys=keys):
+    size = MaskSize(3, queries, keys, torch.device("cpu"))
+    if mask.key_lengths_B is None or not pads_queries(mask, size):
         return torch.ones(1, queries, 1, 1, dtype=torch.float64)
     lengths_B = mask.key_lengths_B
     return (torch.arange(queries, device=lengths_B.device) < lengths_B[:, None])[:, :, None, None].double()

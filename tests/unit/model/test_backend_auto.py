@@ -7,7 +7,7 @@ import torch
 
 from pretrain.model.backends import auto, build_backend
 from pretrain.model.backends.auto import AutoAttention
-from pretrain.model.backends.backend import AttentionNeeds, DistanceBias
+from pretrain.model.backends.backend import AttentionNeeds, DistanceBias, MaskSize
 from pretrain.types import AttentionMask
 from tests.unit.model.masks import CPU, MASKS, NEEDS, RUNS
 
@@ -28,10 +28,10 @@ class Recorder:
     def __init__(self, backend):
         self.backend = backend
 
-    def prepare(self, mask, *, rows, queries, keys, device, bias=None):
+    def prepare(self, mask, size, bias=None):
         if type(self.backend).__name__ == "VarlenAttention":
             # Plans on the host: the device is where the result would go.
-            return self.backend.prepare(mask, rows=rows, queries=queries, keys=keys, device=CPU, bias=bias)
+            return self.backend.prepare(mask, size._replace(device=CPU), bias)
         return None
 
 
@@ -41,13 +41,13 @@ def chosen(needs, name, bias=None):
     backend.sdpa = Recorder(backend.sdpa)
     backend.others = {name: Recorder(other) for name, other in backend.others.items()}
     mask, queries, keys = MASKS[name]
-    return backend.prepare(mask, rows=3, queries=queries, keys=keys, device=CUDA, bias=bias).name
+    return backend.prepare(mask, MaskSize(3, queries, keys, CUDA), bias).name
 
 
 @pytest.mark.parametrize("name", MASKS)
 def test_a_cpu_gets_sdpa_for_every_mask(name):
     mask, queries, keys = MASKS[name]
-    prepared = build_backend("auto", NEEDS).prepare(mask, rows=3, queries=queries, keys=keys, device=CPU)
+    prepared = build_backend("auto", NEEDS).prepare(mask, MaskSize(3, queries, keys, CPU))
     assert prepared.name == "sdpa"
 
 
@@ -76,7 +76,7 @@ def test_a_learned_bias_gets_flex_unless_runs_must_repeat_to_the_bit(said):
     try:
         backend = AutoAttention(needs)
         backend.sdpa = Recorder(backend.sdpa)
-        prepared = backend.prepare(MASKS["dense causal"][0], rows=3, queries=8, keys=8, device=CUDA, bias=bias)
+        prepared = backend.prepare(MASKS["dense causal"][0], MaskSize(3, 8, 8, CUDA), bias)
     finally:
         torch.use_deterministic_algorithms(False)
     assert prepared.name == "sdpa"
@@ -93,10 +93,10 @@ def test_dropout_with_documents_gets_sdpa_and_the_reasons(said):
 
 def test_each_choice_is_logged_once(said):
     backend = build_backend("auto", NEEDS)
-    size = {"rows": 3, "queries": 8, "keys": 8, "device": CPU}
+    size = MaskSize(3, 8, 8, CPU)
     for _ in range(2):
-        backend.prepare(AttentionMask(causal=True), **size)
-        backend.prepare(AttentionMask(causal=False, documents_BT=RUNS, window=4), **size)
+        backend.prepare(AttentionMask(causal=True), size)
+        backend.prepare(AttentionMask(causal=False, documents_BT=RUNS, window=4), size)
     reason = "its memory is linear in length for every mask on cpu"
     assert said.messages == [
         f"attention backend: sdpa for a causal mask: {reason}",

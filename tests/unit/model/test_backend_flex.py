@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import create_block_mask, create_mask, fl
 
 from pretrain.errors import ConfigError
 from pretrain.model.backends import build_backend, flex
-from pretrain.model.backends.backend import AttentionNeeds, DistanceBias, dense_mask
+from pretrain.model.backends.backend import AttentionNeeds, DistanceBias, MaskSize, dense_mask
 from pretrain.model.backends.flex import FlexAttention, build_mask_mod
 from pretrain.types import AttentionMask
 from tests.unit.model.masks import CPU, MASKS, NEEDS, ON_META, attend, inputs
@@ -91,7 +91,7 @@ def test_flex_refuses_a_learned_bias_under_deterministic_algorithms():
     torch.use_deterministic_algorithms(True)
     try:
         with pytest.raises(ConfigError, match=r"flex sums the gradient of a bias in any order; set engine\.determ"):
-            backend.prepare(AttentionMask(causal=True), rows=1, queries=8, keys=8, device=CPU, bias=bias)
+            backend.prepare(AttentionMask(causal=True), MaskSize(1, 8, 8, CPU), bias)
     finally:
         torch.use_deterministic_algorithms(False)
 

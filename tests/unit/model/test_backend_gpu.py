@@ -8,7 +8,7 @@ import torch
 
 from pretrain.errors import ConfigError
 from pretrain.model.backends import build_backend
-from pretrain.model.backends.backend import AttentionNeeds, DistanceBias
+from pretrain.model.backends.backend import AttentionNeeds, DistanceBias, MaskSize
 from pretrain.types import AttentionMask
 from tests.unit.model.masks import MASKS, inputs, meaningful
 
@@ -63,8 +63,8 @@ def run(name, mask, drawn, *, biased, dtype):
     bias = DistanceBias(values) if biased else None
     try:
         backend = build_backend(name, needs)
-        size = {"rows": 3, "queries": drawn[0].shape[1], "keys": drawn[1].shape[1]}
-        prepared = backend.prepare(mask, **size, device=CUDA, bias=bias)
+        size = MaskSize(3, drawn[0].shape[1], drawn[1].shape[1], CUDA)
+        prepared = backend.prepare(mask, size, bias)
     except ConfigError:
         return None
     weight = meaningful(mask, size["queries"], size["keys"]).to(CUDA, dtype)
@@ -125,7 +125,7 @@ def test_the_backward_pass_drops_the_same_weights(biased):
     q, k, v, upper, values = (x.float().to(CUDA) for x in inputs(300, 300))
     bias = DistanceBias(values.requires_grad_()) if biased else None
     mask = AttentionMask(causal=True)
-    prepared = backend.prepare(mask, rows=3, queries=300, keys=300, device=CUDA, bias=bias)
+    prepared = backend.prepare(mask, MaskSize(3, 300, 300, CUDA), bias)
     mixed = backend.attend(q, k, v.requires_grad_(), prepared, dropout=0.3)
     gradient = torch.autograd.grad(mixed, v, upper, retain_graph=True)[0]
     # The output is linear in the values: <upper, W v> = <W' upper, v> if W is the same in both passes. fp32, and sums
@@ -158,7 +158,7 @@ def peak_bytes(name, documents, biased, dropout, dtype=torch.bfloat16, kv_heads=
 
     def step():
         mask, bias = AttentionMask(causal=True, documents_BT=numbers), DistanceBias(values) if biased else None
-        prepared = backend.prepare(mask, rows=1, queries=length, keys=length, device=CUDA, bias=bias)
+        prepared = backend.prepare(mask, MaskSize(1, length, length, CUDA), bias)
         backend.attend(q, k, v, prepared, dropout=dropout).sum().backward()
 
     step()  # What compiling needs is not counted.
@@ -190,7 +190,7 @@ def test_a_compiled_block_agrees_with_the_plain_one(name):
         generator = torch.Generator().manual_seed(seed)
         documents = (torch.rand(2, 256, generator=generator) < 0.05).cumsum(1).int().to(CUDA)
         mask = AttentionMask(causal=True, documents_BT=documents)
-        prepared = backend.prepare(mask, rows=2, queries=256, keys=256, device=CUDA)
+        prepared = backend.prepare(mask, MaskSize(2, 256, 256, CUDA))
         x = torch.randn(2, 256, 64, generator=generator).to(CUDA, torch.bfloat16)
         found, expected = (
             (mixed, torch.autograd.grad(mixed.float().square().sum(), project.weight)[0])

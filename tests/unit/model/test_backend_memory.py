@@ -5,7 +5,7 @@ import math
 import pytest
 import torch
 
-from pretrain.model.backends.backend import DistanceBias
+from pretrain.model.backends.backend import DistanceBias, MaskSize
 from pretrain.model.backends.eager import EagerAttention
 from pretrain.model.backends.sdpa import SdpaAttention
 from pretrain.types import AttentionMask
@@ -40,7 +40,7 @@ def saved_bytes(backend, length, case):
     """Bytes that one attention of 2 rows keeps for its backward pass."""
     mask, bias, dropout = linear_cases(length)[case]
     q, k, v = (torch.zeros(2, length, heads, 16, requires_grad=True) for heads in (4, 2, 2))
-    prepared = backend.prepare(mask, rows=2, queries=length, keys=length, device=CPU, bias=bias)
+    prepared = backend.prepare(mask, MaskSize(2, length, length, CPU), bias)
     total = 0
 
     def count(tensor):

@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pretrain.model import backends
 from pretrain.model.backends import backend as backend_module
-from pretrain.model.backends.backend import Segment, document_runs, find_segments
+from pretrain.model.backends.backend import MaskSize, document_runs, find_segments
 from pretrain.model.backends.sdpa import Calls, OneCall, SdpaAttention
 from pretrain.types import AttentionMask
 from tests.unit.model.masks import CPU, INTERLEAVED, LENGTHS, MASKS, NEEDS, RUNS, attend, inputs
@@ -16,7 +16,7 @@ from tests.unit.model.masks import CPU, INTERLEAVED, LENGTHS, MASKS, NEEDS, RUNS
 
 def prepare(name, **options):
     mask, queries, keys = MASKS[name]
-    return SdpaAttention(NEEDS).prepare(mask, rows=3, queries=queries, keys=keys, device=CPU, **options)
+    return SdpaAttention(NEEDS).prepare(mask, MaskSize(3, queries, keys, CPU), **options)
 
 
 @pytest.mark.parametrize("name", ["dense causal", "bidirectional", "window that hides nothing"])
@@ -52,13 +52,13 @@ def test_no_mask_of_all_pairs_is_made_but_for_the_queries_of_a_step(name, monkey
 @pytest.mark.parametrize(("length", "is_masked"), [(12, True), (64, False)])
 def test_documents_share_a_mask_where_a_call_each_would_take_longer(length, is_masked):
     mask = AttentionMask(causal=True, documents_BT=(torch.arange(256) // length).expand(2, -1))
-    direct = SdpaAttention(NEEDS).prepare(mask, rows=2, queries=256, keys=256, device=CPU).direct
+    direct = SdpaAttention(NEEDS).prepare(mask, MaskSize(2, 256, 256, CPU)).direct
     assert isinstance(direct, OneCall if is_masked else Calls)
 
 
 def test_rows_of_one_document_each_are_one_call():
     mask = AttentionMask(causal=True, documents_BT=torch.zeros(3, 8, dtype=torch.int32))
-    prepared = SdpaAttention(NEEDS).prepare(mask, rows=3, queries=8, keys=8, device=CPU)
+    prepared = SdpaAttention(NEEDS).prepare(mask, MaskSize(3, 8, 8, CPU))
     assert prepared.direct == OneCall(is_causal=True)
 
 
@@ -89,7 +89,7 @@ def test_documents_are_found_where_they_are_runs():
 
 
 def test_a_source_as_long_as_its_target_pads_no_query():
-    padded = find_segments(AttentionMask(causal=False, key_lengths_B=LENGTHS), rows=3, queries=8, keys=8)
+    padded = find_segments(AttentionMask(causal=False, key_lengths_B=LENGTHS), MaskSize(3, 8, 8, CPU))
     assert [(segment.queries, segment.keys) for segment in padded] == [(range(8), range(n)) for n in (8, 3, 5)]
 
 
@@ -100,8 +100,8 @@ def test_a_source_as_long_as_its_target_pads_no_query():
 def test_what_a_gpu_is_given_means_the_same(name):
     mask, queries, keys = MASKS[name]
     q, k, v, *_ = inputs(queries, keys)
-    whole = Segment(range(3), range(queries), range(keys))
-    mixed = SdpaAttention(NEEDS).attend(q, k, v, SdpaAttention(NEEDS)._prepare_gpu(mask, whole, CPU, None))
+    size = MaskSize(3, queries, keys, CPU)
+    mixed = SdpaAttention(NEEDS).attend(q, k, v, SdpaAttention(NEEDS)._prepare_gpu(mask, size, None))
     expected = attend("eager", mask, q, k, v)
     if name == "padded causal":  # Without a mask tensor: padding sees padding.
         real = torch.arange(8) < LENGTHS[:, None]
@@ -112,7 +112,7 @@ def test_what_a_gpu_is_given_means_the_same(name):
 def test_a_gpu_gets_no_mask_tensor_where_its_kernels_need_none():
     for name in ("dense causal", "bidirectional", "padded causal", "window that hides nothing", "a shorter source"):
         mask, queries, keys = MASKS[name]
-        prepared = SdpaAttention(NEEDS)._prepare_gpu(mask, Segment(range(3), range(queries), range(keys)), CPU, None)
+        prepared = SdpaAttention(NEEDS)._prepare_gpu(mask, MaskSize(3, queries, keys, CPU), None)
         assert prepared.direct == OneCall(is_causal=mask.causal, cudnn=True)
 
 
@@ -143,9 +143,9 @@ def test_cudnn_serves_a_few_shapes_that_repeat_and_no_step_of_decoding(is_compil
 
     causal = AttentionMask(causal=True)
     for length, has_cudnn in ((16, 1), (8, 1), (16, 1), (24, 1), (32, 1), (40, 0), (16, 1), (40, 0)):
-        whole = Segment(range(2), range(length), range(length))
-        assert choose(backend._prepare_gpu(causal, whole, meta, None), length, length) == [bool(has_cudnn)]
-    step = backend.prepare(AttentionMask(causal=True, query_offset=15), rows=2, queries=1, keys=16, device=meta)
+        size = MaskSize(2, length, length, meta)
+        assert choose(backend._prepare_gpu(causal, size, None), length, length) == [bool(has_cudnn)]
+    step = backend.prepare(AttentionMask(causal=True, query_offset=15), MaskSize(2, 1, 16, meta))
     assert choose(step, 1, 16) == [False]
     assert torch.backends.cuda.cudnn_sdp_enabled()
 
@@ -244,7 +244,7 @@ def test_a_compiled_block_is_compiled_once_for_all_packings():
         documents = torch.randint(2, (2, 8), generator=torch.Generator().manual_seed(seed)).cumsum(1)
         for window in (None, 2):
             mask = AttentionMask(causal=True, documents_BT=documents, window=window)
-            prepared = backend.prepare(mask, rows=2, queries=8, keys=8, device=CPU)
+            prepared = backend.prepare(mask, MaskSize(2, 8, 8, CPU))
             expected = backend.attend(q * 2, k, v, prepared) + 1
             torch.testing.assert_close(block(q, k, v, prepared), expected, rtol=0, atol=0)
     # What comes before attention and what comes after it, with and without a window.

@@ -7,7 +7,7 @@ import torch
 
 from pretrain.errors import ConfigError
 from pretrain.model.backends import build_backend, varlen
-from pretrain.model.backends.backend import AttentionNeeds
+from pretrain.model.backends.backend import AttentionNeeds, MaskSize
 from pretrain.model.backends.varlen import VarlenAttention, VarlenMask, plan_varlen
 from pretrain.types import AttentionMask
 from tests.unit.model.masks import CPU, INTERLEAVED, MASKS, NEEDS, ON_META, attend, formula, inputs, meaningful
@@ -64,35 +64,35 @@ def test_segments_mean_what_the_mask_means(name, backend):
 def test_a_mask_that_the_kernel_has_no_word_for_is_refused_with_the_reason(name, backend):
     mask, queries, keys = MASKS[name]
     with pytest.raises(ConfigError, match=NOT_SERVED[name]):
-        backend.prepare(mask, rows=3, queries=queries, keys=keys, device=CPU)
+        backend.prepare(mask, MaskSize(3, queries, keys, CPU))
 
 
 def test_sources_in_another_order_than_their_targets_are_refused():
     documents = torch.tensor([[0, 0, 1, 1]])
     mask = AttentionMask(causal=False, documents_BT=documents, key_documents_BS=documents.flip(1))
     with pytest.raises(ConfigError, match="varlen needs the sources in the order of their targets"):
-        plan_varlen(mask, rows=1, queries=4, keys=4)
+        plan_varlen(mask, MaskSize(1, 4, 4, CPU))
 
 
 def test_rows_of_documents_are_segments_end_to_end():
     mask, queries, keys = MASKS["packed causal"]
-    spans = plan_varlen(mask, rows=3, queries=queries, keys=keys)
+    spans = plan_varlen(mask, MaskSize(3, queries, keys, CPU))
     assert spans.queries == spans.keys == (3, 1, 4, 8, 1, 4, 1, 2)
 
 
 def test_padding_faces_nothing_and_is_kept():
     mask, queries, keys = MASKS["padded causal"]
-    spans = plan_varlen(mask, rows=3, queries=queries, keys=keys)
+    spans = plan_varlen(mask, MaskSize(3, queries, keys, CPU))
     assert list(zip(*spans, strict=True)) == [(8, 8), (3, 3), (5, 0), (0, 5), (5, 5), (3, 0), (0, 3)]
     source, queries, keys = MASKS["a padded source"]
-    spans = plan_varlen(source, rows=3, queries=queries, keys=keys)
+    spans = plan_varlen(source, MaskSize(3, queries, keys, CPU))
     assert list(zip(*spans, strict=True)) == [(5, 8), (5, 3), (0, 5), (5, 5), (0, 3)]
 
 
 @pytest.mark.parametrize("name", SERVED)
 def test_no_query_and_no_key_is_left_out(name):
     mask, queries, keys = MASKS[name]
-    spans = plan_varlen(mask, rows=3, queries=queries, keys=keys)
+    spans = plan_varlen(mask, MaskSize(3, queries, keys, CPU))
     assert (sum(spans.queries), sum(spans.keys)) == (3 * queries, 3 * keys)
     assert len(spans.queries) == len(spans.keys)
 
@@ -143,4 +143,4 @@ def test_a_torch_without_grouped_heads_gets_keys_and_values_repeated(monkeypatch
 
 def test_documents_are_checked_when_a_mask_is_prepared(backend):
     with pytest.raises(ConfigError, match="side by side"):
-        backend.prepare(AttentionMask(True, documents_BT=INTERLEAVED), rows=3, queries=8, keys=8, device=CPU)
+        backend.prepare(AttentionMask(True, documents_BT=INTERLEAVED), MaskSize(3, 8, 8, CPU))

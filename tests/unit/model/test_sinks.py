@@ -9,7 +9,7 @@ from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
 from pretrain.errors import ConfigError
 from pretrain.model.backends import build_backend, flex, varlen
-from pretrain.model.backends.backend import AttentionNeeds
+from pretrain.model.backends.backend import AttentionNeeds, MaskSize
 from pretrain.model.backends.flex import FlexAttention
 from pretrain.model.backends.sinks import LseKernel, attend_with_sinks, sdpa_kernel_of
 from pretrain.model.backends.varlen import VarlenAttention
@@ -138,8 +138,8 @@ def test_varlen_agrees_with_the_reference_forward_and_backward(name):
 def test_torchs_kernel_of_segments_is_called_as_it_is_declared():
     mask, queries, keys = MASKS["window in documents"]
     backend = VarlenAttention(ON_META)
-    size = {"rows": 3, "queries": queries, "keys": keys, "device": torch.device("cpu")}
-    prepared = backend.prepare(mask, **size)
+    size = MaskSize(3, queries, keys, torch.device("cpu"))
+    prepared = backend.prepare(mask, size)
     q, k, v, *_ = (x.to(META, torch.bfloat16).requires_grad_() for x in inputs(queries, keys))
     sinks = SINKS.to(META).requires_grad_()
     mixed = backend.attend(q, k, v, prepared, sinks_N=sinks)
@@ -173,7 +173,7 @@ def test_a_compiled_block_has_the_same_gradients():
     drawn = inputs(8, 8)
     mask = AttentionMask(causal=True)
     backend = build_backend("sdpa", NEEDS)
-    prepared = backend.prepare(mask, rows=3, queries=8, keys=8, device=torch.device("cpu"))
+    prepared = backend.prepare(mask, MaskSize(3, 8, 8, torch.device("cpu")))
 
     def block(q, k, v, sinks):
         return backend.attend(q * 2, k, v, prepared, sinks_N=sinks) + 1
