@@ -174,7 +174,6 @@ class _Mine:
         self._rollbacks = _object_of(records.get("run.json", b"")).get("rollbacks") or []
 
     def remove(self, folder: str, names: dict[str, int]) -> bool:
-        """Removes the files of a folder, if it is of this run; returns whether it did."""
         # Cut off before its records came. A listing may also lack a manifest that is there.
         is_leftover = RECORD not in names and MANIFEST not in names
         is_leftover = is_leftover and self.bucket.read(f"{folder}/{MANIFEST}") is None
@@ -205,7 +204,6 @@ class _Mine:
 
 
 def _read_run(bucket: Bucket, folder: str, names: dict[str, int]) -> Any:
-    """Returns the run of a checkpoint there, by run.json; where that is damaged, by the table."""
     record = _read_record(bucket, folder, names)
     if "id" in record or TABLE not in names:
         return record.get("id")
@@ -222,7 +220,6 @@ def _read_table(bucket: Bucket, folder: str, names: dict[str, int]) -> dict[str,
 
 
 def _has_records(bucket: Bucket, folder: str, names: dict[str, int], run: str) -> bool:
-    """Returns whether run.json is of this run, and all records have the sizes of the table."""
     if _read_record(bucket, folder, names).get("id") != run:
         return False
     if TABLE not in names:  # of an older version

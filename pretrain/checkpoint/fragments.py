@@ -182,7 +182,6 @@ def _common(one: range, other: range) -> range:
 
 
 def _read_piece(piece: _Piece, skip: int, out: memoryview) -> None:
-    """Fills a buffer with a piece's bytes after `skip` values."""
     place = piece.byte_offset + 4 * skip
     while out:
         try:

@@ -139,7 +139,6 @@ class _Step:
         return True
 
     def _load_tables(self, parts: Path) -> tuple[list[FileRecord], list[FileRecord]]:
-        """Returns the files of the checkpoint, by its manifest, and the records."""
         manifest = self._bucket.read_manifest(self._name, self._names)
         write_file(parts / MANIFEST, manifest)
         loaded = load_manifest(parts)

@@ -217,7 +217,6 @@ class Save:
         self._after_commit()
 
     def _not_saved(self, error: DiskError, num_bytes: int | None = None) -> DiskError:
-        """Returns the error with the step, the rank and the free space."""
         needed = "" if num_bytes is None else f"{num_bytes:,} bytes needed, "
         free = ""
         with contextlib.suppress(OSError):

@@ -94,7 +94,6 @@ class HostCopy:
             start += tensor.numel()
 
     def _cut(self, start: int, length: int) -> Iterator[Tensor]:
-        """Yields the pieces of the buffers with `length` elements from `start` on."""
         while length:
             number, offset = divmod(start, self._block)
             part = self._buffers[number][offset : offset + length]

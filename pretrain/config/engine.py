@@ -103,7 +103,6 @@ class EngineConfig(Section):
     @model_validator(mode="before")
     @classmethod
     def _without_zero(cls, values: Any) -> Any:
-        """Sets the default stage to 0 without DeepSpeed, in the resolved config, too."""
         if isinstance(values, dict) and values.get("kind") in ("ddp", "single"):
             return {"zero_stage": 0, **values}
         return values

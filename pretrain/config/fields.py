@@ -259,7 +259,6 @@ def explain_key(key: str) -> str:
 
 
 def _explain_subkeys(field: ConfigField) -> Iterator[str]:
-    """Yields the lines of the keys of a section: type, default and meaning of each."""
     # Both kinds of models have some keys, which are explained once.
     inner = {one.key: one for section in field.subsections for one in walk_fields(section) if "." not in one.key}
     width = max(map(len, inner), default=0) + 2
@@ -325,7 +324,6 @@ def write_reference() -> str:
 
 
 def _tables(root: type[Section]) -> Iterator[str]:
-    """Yields a table of the root's own fields, and one for each section."""
     kinds: dict[type[Section], set[str]] = {}
     for kind, model in MODEL_SECTIONS.items():
         for field in walk_fields(model):

@@ -167,7 +167,6 @@ def _lay_preset(located: LocatedTree, source: str) -> LocatedTree:
 
 
 def _read_start_file(path: Path) -> dict[str, Any]:
-    """Returns the values of `model:` by the file that identifies a folder."""
     if path.name == "model.json":
         return dict(read_json(path)["model"])
     if path.name == "config.yaml":
@@ -341,7 +340,6 @@ def dump_config(config: RunConfig, *, changed: bool = False, is_published: bool 
 
 
 def _without_places(value: Any) -> Any:
-    """Returns the values of a section with the last names of its paths."""
     if isinstance(value, list):
         return [_without_places(item) for item in value]
     if not isinstance(value, dict):

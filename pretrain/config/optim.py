@@ -48,7 +48,6 @@ class ScheduleConfig(SchedulePositions):
         return note, f"set {' '.join(fixes)}, or raise train.steps"
 
     def _as_asked(self, batch: BatchConfig, total_steps: int) -> "ScheduleConfig":
-        """Returns the schedule in steps, even if it is longer than the run."""
         in_tokens = {name: getattr(self, f"{name}_tokens") for name in POSITIONS}
         steps = {name: batch.steps_for(tokens) for name, tokens in in_tokens.items() if tokens is not None}
         if self.cooldown_tokens is not None:  # the last steps, back from the end

@@ -137,7 +137,6 @@ class BinStream:
         return shards[slot], place - starts[slot]
 
     def _lengths_of(self, samples: np.ndarray) -> np.ndarray:
-        """Returns the tokens of each sample of one document, both sides of a pair together."""
         lengths = np.empty(len(samples), dtype=np.int64)
         for row, sample in enumerate(samples.tolist()):
             shard, number = self._locate(sample)
@@ -218,7 +217,6 @@ class _RowWriter:
         self._filled[row] = at + size
 
     def clear(self, row: int) -> None:
-        """Makes padding of the last row that was written."""
         width = self._tokens.shape[1]
         self._tokens[row] = self._shards.index.eos_id
         if self._loss_mask is not None:

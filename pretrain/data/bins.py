@@ -165,7 +165,6 @@ def _best_fit_pairs(sizes: np.ndarray, capacity: np.ndarray) -> np.ndarray:
 
 
 def _group(placed: np.ndarray, document: np.ndarray, offset: np.ndarray, length: np.ndarray) -> Bins:
-    """Sorts pieces by bin; in a bin they keep the order of the shard."""
     order = np.argsort(placed, kind="stable")
     counts = np.bincount(placed, minlength=int(placed.max()) + 1 if len(placed) else 0)
     starts = np.concatenate(([0], np.cumsum(counts)))

@@ -126,7 +126,6 @@ class ImageStream:
         return rows.finish()
 
     def _fill(self, rows: "_ImageRows", row: int, layout: Layout, place: int, drawn: _Drawn | None) -> None:
-        """Decodes the image at a place of a layout; `drawn` is for training."""
         shards, starts = layout
         slot = bisect_right(starts, place) - 1
         reader = self._reader(shards[slot])
@@ -146,7 +145,6 @@ class ImageStream:
             rows.put(row, pixels, label)
 
     def _see(self, file: ImageFile, drawn: _Drawn | None) -> np.ndarray:
-        """Returns the view of an image, uint8 [C, Y, X]. Raises: DataError."""
         channels, side = self._image
         width, height = file.width, file.height
         config, seed = self._config, self.order.seed

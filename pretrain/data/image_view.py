@@ -76,7 +76,6 @@ def draw_view(config: ImagesConfig, width: int, height: int, side: int, numbers:
 
 
 def _resized(config: ImagesConfig, width: int, height: int, side: int) -> tuple[int, int] | None:
-    """Returns the size whose shorter side is `config.resize`. None: resizing is off."""
     if config.resize == 0:
         return None
     shorter, longer = min(width, height), max(width, height)

@@ -223,7 +223,6 @@ class TrainLoader:
         self._prefetcher.close()
 
     def _assemble(self, number: int) -> tuple[Batch, StepCounts]:
-        """Reads the micro-batch `number` of this rank, counted from where the loader started."""
         plan, steps = self.plan, self._steps
         row = steps.before(self.start_step) + number * self._at_once
         step = steps.step_of(row)

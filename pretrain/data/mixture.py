@@ -251,7 +251,6 @@ def end_sources(segments: Sequence[Segment], supplies: Mapping[int, int]) -> Fin
 
 
 def _rest(segments: Sequence[Segment], source: int, position: int) -> list[Segment]:
-    """Returns the segments with weight 0 of a source from `position` on."""
     rest: list[Segment] = []
     for start in sorted({position, *(start for start, _ in segments)}):
         weights = list(next(row for first, row in reversed(segments) if first <= start))

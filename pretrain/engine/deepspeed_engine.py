@@ -154,7 +154,6 @@ def order_gathers(optimizer: Any) -> None:
 
 
 def _check_offload(optimizer: Any, config: EngineConfig, device: torch.device) -> None:
-    """Checks that DeepSpeed offloads what the config requests. Raises: LaunchError."""
     # The attribute of offloading has one name at stages 1 and 2, and two others at stage 3.
     early = getattr(optimizer, "cpu_offload", False)
     found = {
@@ -279,7 +278,6 @@ class _Replicated(ReplicatedState):
         super().__init__(named, engine.basic_optimizer, world)
 
     def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:
-        """Copies fp32 masters to bf16 weights; in fp32 they are the same tensors."""
         super().finish_load(optimizer_step, scalars)
         for working, master in self._pairs:
             if working is not master:
@@ -328,7 +326,6 @@ class _PartitionedGroups(_Partitioned):
 
     @torch.no_grad()
     def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:
-        """Copies this rank's masters to its working partition and gathers the others'."""
         self._restore(optimizer_step, scalars)
         self._zero.update_lp_params()
 

@@ -358,7 +358,6 @@ class CompleteState:
                     yield replace(piece, tensors={one.kind: piece.tensors[one.kind].float()})
 
     def _pieces_of(self, one: KeptTensor) -> Iterator[Fragment]:
-        """Yields what this rank has of a tensor, in its own dtype."""
         tensor: Any = one.tensor
         live, shape, first = tensor.data.view(-1), tensor.shape, 0
         if hasattr(tensor, "ds_tensor"):

@@ -86,7 +86,8 @@ def settle(source: ModelSource, choice: CorpusOptions) -> Setting:
         if lack:
             raise ConfigError(lack, where=where, fix="fine-tune it, and evaluate the run")
         if not choice.data:
-            raise ConfigError("this model has no data of its own", where=where, fix="give --data DIR")
+            lack = "this model has no data of its own"
+            raise ConfigError(lack, where=where, fix="give --data DIR")
         reads = "tokens" if model.input is None else "patches"
         objective = ObjectiveConfig(kind=objective_of_model(model.shape, model.head.kind, reads))
         data = DataConfig(path="-")

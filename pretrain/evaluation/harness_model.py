@@ -219,7 +219,6 @@ class HarnessModel(_TemplateLM):
         return [str(text) for text in self._answer_all(batches, go_on_with)]
 
     def _continue(self, contexts: list[list[int]], settings: dict[str, Any]) -> list[str]:
-        """Returns the continuation of each, cut at the first stop string."""
         (end,) = self._codec.tokens([self.eot_token_id])
         ends = [text for text in (*settings["until"], end) if text]
         stops = StopStrings(self._codec.decode, ends)

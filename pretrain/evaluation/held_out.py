@@ -71,7 +71,7 @@ class SourceLoss:
             facts["labels"] = self.labels.facts()
         if self.baseline is not None:
             facts["baseline"] = self._of(self.baseline)
-            facts["differences"] = {name: asdict(change) for name, change in self.differences.items()}
+            facts["differences"] = {name: asdict(one) for name, one in self.differences.items()}
         return facts
 
     def _of(self, report: LossReport) -> dict[str, Any]:
@@ -242,7 +242,6 @@ def _rows(measured: RowSums | Answers) -> RowSums:
 def _judged(
     loss: SourceLoss, by_model: Sequence[RowSums | Answers], labels: Sequence[str], captions: bool, resamples: int
 ) -> SourceLoss:
-    """Adds the scores of labels or captions, and the comparison with a baseline, if any."""
     mine, *baselines = by_model
     if captions:
         loss = replace(loss, exact=float(_rows(mine).exact.mean()))

@@ -167,13 +167,11 @@ def _count(answers: Answers, num_labels: int, weights: np.ndarray | None = None)
 
 
 def _drawn(answers: Answers, num_labels: int, resamples: int) -> Iterator[np.ndarray]:
-    """Yields the confusion matrices of some draws of documents at a time, float64 [draws, L, L]."""
     for drawn in draw(answers.num_documents, resamples):
         yield np.stack([_count(answers, num_labels, weights) for weights in drawn])
 
 
 def _class_scores(confusion: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Returns precision, recall and F1 of each class, float64 [N, L], of N confusion matrices."""
     right = confusion.diagonal(axis1=1, axis2=2)
     support = confusion.sum(axis=2)
     answered = confusion.sum(axis=1)

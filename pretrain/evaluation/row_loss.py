@@ -110,8 +110,8 @@ class ModelLoss:
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Tensor:
         """Returns the sums of -log p(target), right answers, and what the loss shows, float64."""
-        output = self._loss(self._model, batch)
-        return _sums(output) if output.shown_M is None else torch.cat((_sums(output), output.shown_M))
+        loss = self._loss(self._model, batch)
+        return _sums(loss) if loss.shown_M is None else torch.cat((_sums(loss), loss.shown_M))
 
     @torch.no_grad()
     def evaluate_rows(self, batch: Batch) -> Tensor:

@@ -229,7 +229,6 @@ def _quiet() -> Iterator[None]:
 
 
 def _scores(mine: Any, theirs: Any, resamples: int) -> list[TaskScore]:
-    """Returns every score of a model, compared with a baseline's if there is one."""
     scores = []
     for task, values in _table(mine).items():
         for metric, value in values.items():

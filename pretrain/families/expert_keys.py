@@ -63,7 +63,6 @@ def _write_experts(keys: ExpertKeys, config: ModelConfig) -> dict[str, Any]:
 
 
 def _with_experts(keys: ExpertKeys, modules: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
-    """Returns the modules of a block with a layer of experts, expert by expert."""
     stack = config.last_stack
     if stack.experts is None:
         return dict(modules)

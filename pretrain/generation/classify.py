@@ -120,7 +120,6 @@ def _scores(model: LanguageModel, rows: list[list[int]]) -> Tensor:
 
 
 def _label_words(text: str, spans: list[tuple[int, int]], scores_TV: Tensor, labels: list[str]) -> list[LabelledWord]:
-    """Returns the words of a text by the scores of their first tokens."""
     words = [Label("", *match.span()) for match in re.finditer(r"\S+", text)]
     labelled = []
     for word, place in zip(words, first_tokens(words, spans).tolist(), strict=True):

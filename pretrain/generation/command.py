@@ -26,7 +26,13 @@ from pretrain.generation.constraints import Codec, Constraints
 from pretrain.generation.generation_options import Options
 from pretrain.generation.incremental_decoder import check_prompt
 from pretrain.generation.sampling import Sampling
-from pretrain.generation.text import GeneratedText, ImageCodec, generate_text, stream_text, text_after
+from pretrain.generation.text import (
+    GeneratedText,
+    ImageCodec,
+    generate_text,
+    stream_text,
+    text_after,
+)
 from pretrain.model import LanguageModel
 from pretrain.types import Batch, GenerationDefaults
 

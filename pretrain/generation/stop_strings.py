@@ -81,7 +81,6 @@ class StopFilter:
         return "" if self.is_found else self._held
 
     def _num_open(self) -> int:
-        """Returns how many characters at the end may begin a stop string."""
         parts = (stop[:size] for stop in self._stops for size in range(1, len(stop)))
         return max((len(part) for part in parts if self._held.endswith(part)), default=0)
 

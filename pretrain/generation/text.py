@@ -175,7 +175,6 @@ def _read_lines(file: BinaryIO, name: str) -> Iterator[str]:
 
 
 def _read_records(lines: Iterator[str], name: str, field: str) -> Iterator[str]:
-    """Yields a field of each record, or `text` where it has no such field; blank lines are left out."""
     for number, line in enumerate(lines, start=1):
         if not line.strip():
             continue

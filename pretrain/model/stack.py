@@ -142,7 +142,6 @@ class Stack(nn.Module):
         return ModelOutput(hidden_BTD, routing_LW=torch.stack(sums) if sums else None, ahead=ahead)
 
     def _place(self, x_BTD: Tensor, rows: StackRows, cache: KVCache | None) -> tuple[CachePlace, PositionedInput]:
-        """Returns the place of the columns in the cache, and the input with its positions."""
         length = x_BTD.shape[1]
         place = CachePlace(0, length)
         capacity = None
@@ -174,7 +173,8 @@ class Stack(nn.Module):
     ) -> list[Any]:
         """Returns the mask of each layer: one for each distinct window, and for each of several biases."""
         num_rows, queries, _ = placed.x_BTD.shape
-        size = MaskSize(num_rows, queries * rows.ranks, place.keys * rows.ranks, placed.x_BTD.device)
+        lengths = (queries * rows.ranks, place.keys * rows.ranks)
+        size = MaskSize(num_rows, *lengths, placed.x_BTD.device)
         key_documents = None
         if cache is not None and rows.documents_BT is not None:
             key_documents = cache.append_documents(rows.documents_BT)

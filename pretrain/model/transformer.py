@@ -35,7 +35,6 @@ from pretrain.types import Batch, ModelOutput, StackRows
 
 
 def _build_embeddings(config: ModelConfig) -> tuple[nn.Embedding | PatchEmbedding, PatchEmbedding | None]:
-    """Builds the embedding of the inputs, and for captions the images' beside the table of tokens."""
     patches = None
     if config.input is not None:
         patches = PatchEmbedding(config.input, config.input_stack.width)
@@ -167,7 +166,6 @@ class Transformer(nn.Module):
         return x_BTD if self.embedding_scale == 1.0 else x_BTD * self.embedding_scale
 
     def _restore(self, batch: Batch) -> Tensor:
-        """Returns the input of a decoder that fills in patches: encoded vectors in their places."""
         assert self.bridge is not None and self.mask is not None
         source = batch.source
         assert source is not None and source.positions_BT is not None, "the places of what is visible"

@@ -282,6 +282,7 @@ class _Sums(torch.autograd.Function):
         num_correct = targets_P.new_zeros(())
         needed = [grad_enabled and needs for needs in ctx.needs_input_grad[:3]]
         grads = _Gradients(hidden_PD, weight_VD, bias_V, needed, exact)
+        needs_grad = any(needed)
         rows = weight_VD.shape[0] * (shared.size if shared is not None else 1)
         size = max(1, logits_of_chunk(weight_VD.device) // rows)
         for start in range(0, hidden_PD.shape[0], size):
@@ -292,7 +293,7 @@ class _Sums(torch.autograd.Function):
                 hidden, targets_P1 = shared.gather(hidden, 0), shared.gather(targets_P1, 0)
             logits_PV = torch.nn.functional.linear(hidden, weight_VD, bias_V)
             mixed = None if mixed_P2 is None else mixed_P2[chunk]
-            loss, nll_P1, correct, grad_PV = sum_logits(logits_PV, targets_P1, mixed, form, any(needed))
+            loss, nll_P1, correct, grad_PV = sum_logits(logits_PV, targets_P1, mixed, form, needs_grad)
             if weights_P is not None:
                 weights_P1 = weights_P[chunk, None]
                 loss = (weights_P1 * nll_P1).sum()
@@ -303,7 +304,7 @@ class _Sums(torch.autograd.Function):
             num_correct += correct
             if grad_PV is not None:
                 grads.add(chunk, grad_PV, hidden, weight_VD, shared)
-        if any(needed):
+        if needs_grad:
             rounded = _round_like(grads.weight_VD, weight_VD), _round_like(grads.bias_V, bias_V)
             ctx.save_for_backward(grads.hidden_PD, *rounded)
         ctx.mark_non_differentiable(nll_sum, num_correct, nll_P)

@@ -84,7 +84,6 @@ def _place(rows: TokenRows, inputs: np.ndarray, targets: np.ndarray, document_ma
 def _draw_chosen(
     rows: TokenRows, tokens: np.ndarray, config: MaskedConfig, vocabulary: Vocabulary, seed: int
 ) -> np.ndarray:
-    """Draws the tokens to predict, bool [B, T]."""
     seq_len = tokens.shape[1]
     number = draw_uniform("masked", seed, rows.sample_ids, seq_len)
     candidates = ~vocabulary.special[tokens]

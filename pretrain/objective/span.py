@@ -201,7 +201,6 @@ def _is_prefix(span: SpanConfig) -> bool:
 
 
 def _number(rows: TokenRows, row_len: int, document_mask: bool) -> np.ndarray:
-    """Returns the document number of each token, int32; all 0 without a document mask."""
     documents = np.zeros((len(rows.tokens), row_len), dtype=np.int32)
     if document_mask:
         documents = number_documents(*inner_starts(rows, row_len), len(rows.tokens), row_len)[1]

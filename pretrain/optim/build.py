@@ -25,7 +25,6 @@ Blocks = Sequence[tuple[tuple[int, ...], ...]]
 
 
 def _split(group: ParameterGroup, optimizer: Optimizer) -> tuple[Blocks, Blocks]:
-    """Returns the blocks of the parameters that are stepped whole, and of those stepped elementwise."""
     if optimizer.matrices is None:
         return (), group.blocks
     if not optimizer.moments:

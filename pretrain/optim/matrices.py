@@ -319,7 +319,6 @@ class _Rule:
         rank: int,
         num_ranks: int,
     ) -> None:
-        """Keeps the matrices of this rank, and the rounds of exchanges of matrices that are cut."""
         cut: dict[int, list[list[BlockPart]]] = defaultdict(list)
         for (block, master), parts in zip(blocks, planned, strict=True):
             if len(parts) > 1:
@@ -381,7 +380,6 @@ class _Rule:
 
     @torch.no_grad()
     def _create_state(self, block: MatrixBlock, state: dict[Tensor, dict[str, Tensor]]) -> None:
-        """Makes the optimizer create the state of a matrix, by a step of zeros."""
         handle = self._handles[block]
         zeros = torch.zeros(block.shape, device=handle.device)
         self._step_whole({block: (zeros, torch.zeros_like(zeros))}, 0.0)

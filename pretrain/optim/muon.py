@@ -133,7 +133,6 @@ class BatchedMuon(torch.optim.Muon):
             weight.sub_(update, alpha=rate)
 
     def _directions(self, parameters: list[Tensor], group: dict[str, Any]) -> list[Tensor]:
-        """Adds the gradients to the momenta; returns what is to be orthogonalised."""
         gradients = [parameter.grad for parameter in parameters]
         for parameter, gradient in zip(parameters, gradients, strict=True):
             if "momentum_buffer" not in self.state[parameter]:

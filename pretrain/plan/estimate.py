@@ -85,7 +85,6 @@ def plan_facts(
 def _layout_facts(
     config: RunConfig, task: TrainingTask, cluster: Cluster, options: PlanOptions, stored: StoredData | None
 ) -> dict[str, Any]:
-    """Returns the facts of a batch that divides over the ranks."""
     batch = config.plan_ranks(cluster.size)
     layout = ParallelLayout(config.engine, batch.micro, batch.accumulation)
     rates = {"predicted": predict_rate(task, layout, cluster)}
@@ -222,7 +221,6 @@ def _fp8_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> 
 
 
 def _network_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> list[dict[str, Any]]:
-    """Returns what a rank sends in a step at each ZeRO stage, without overlap."""
     work = plan_work(task, layout, cluster.size, cluster.device)
     node = replace(cluster, nodes=1)
     rows = []
@@ -237,7 +235,6 @@ def _network_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster)
 
 
 def _exchange_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> dict[str, Any]:
-    """Returns what a rank sends in a step to those that share its rows, experts and matrices."""
     work = plan_work(task, layout, cluster.size, cluster.device)
     of_step = {
         "exchange": (task.sequence, layout.accumulation * work.exchanged),

@@ -106,11 +106,12 @@ def _steps(
     return steps + _backward(counts, forward, every, forth, back)
 
 
-_MakeStep = Callable[[Any, tuple[str, ...]], Step]
+_Used = tuple[str, ...]
+_MakeStep = Callable[[Any, _Used], Step]
 
 
 def _backward(
-    counts: ModelCounts, forward: list[tuple[str, ...]], every: int, forth: _MakeStep, back: _MakeStep
+    counts: ModelCounts, forward: Sequence[_Used], every: int, forth: _MakeStep, back: _MakeStep
 ) -> list[Step]:
     """Returns the uses of the backward pass; each `every`th block computes its input again."""
     steps: list[Step] = []

@@ -301,7 +301,6 @@ def _sized_by(task: TrainingTask) -> int:
 
 
 def _bucket_bytes(task: TrainingTask, layout: ParallelLayout, world_size: int) -> int:
-    """Returns bytes of communication buckets, without weights gathered ahead at stage 3."""
     engine = layout.engine
     trained = task.values.trained
     if world_size == 1 and engine.kind != "deepspeed":

@@ -37,7 +37,6 @@ def divisors(number: int) -> list[int]:
 
 
 def _engines(config: RunConfig) -> Iterator[EngineConfig]:
-    """Yields the variants of an engine that the config accepts: stages, checkpointing, offload."""
     values = config.model_dump(mode="json", by_alias=True)
     stages = (0, 1, 2, 3) if config.engine.kind == "deepspeed" else (0,)
     places = (("none", "none"), ("cpu", "none"), ("cpu", "cpu"))
@@ -193,7 +192,6 @@ def _other_micro(config: RunConfig, cluster: Cluster) -> str:
 
 
 def _nearest(config: RunConfig, task: TrainingTask, cluster: Cluster) -> str:
-    """Names the layout that fits with the fewest changes: of those, the fastest."""
     candidates = search(config, task, cluster, count=1000)
     if not candidates:
         share = host_bytes(task, ParallelLayout(config.engine, 1, 1), cluster)

@@ -98,7 +98,6 @@ def _squares(shape: Shape) -> int:
 
 
 def _matrices(weight: NamedWeight) -> list[Shape]:
-    """Returns the shapes of the matrices of a fused weight, as `optim/groups.py` steps them."""
     *experts, height, columns = weight.shape
     rows = weight.fused or (height,) * math.prod(experts)
     return [(number, columns) for number in rows]

@@ -268,7 +268,6 @@ class Watchdog:
         self._leave(verdict, verdict.text)
 
     def _publish(self, verdict: Verdict) -> Verdict:
-        """Returns the first verdict of the job: an earlier one of another rank, or this one."""
         messenger = self._messenger
         is_answered = messenger.is_connected and not messenger.is_refused and messenger.silent_s() < SILENT_S
         return messenger.say(verdict) if is_answered else verdict

@@ -195,7 +195,6 @@ def note_commit(folder: RunDir, step: int) -> None:
 
 
 def _check_metric(metric: str | None, dataset: Dataset) -> None:
-    """Refuses a `checkpoint.best` that no validation split of the data tells. Raises: ConfigError."""
     if metric is None:
         return
     sources = [source.name for source in dataset.sources if "validation" in source.index.splits]

@@ -83,7 +83,6 @@ class DownstreamTasks:
 
 
 def _named(scores: list[tuple[str, str, float]]) -> dict[str, float]:
-    """Returns metrics for trackers; a filter is part of the name, unless it is the harness's `none`."""
     metrics = {}
     for task, metric, value in scores:
         name, _, chain = metric.partition(",")

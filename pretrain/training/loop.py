@@ -226,7 +226,6 @@ def _zero(run: Run) -> Tensor:
 
 
 def _accumulate(run: Run, step: int, batch: StepBatch, counts: StepCounts, phase: str) -> Tensor:
-    """Runs micro-batches; returns the sum of their `forward_backward`. `counts`: of all ranks."""
     scale = run.world.size / max(counts.num_targets, 1)
     run.engine.module.targets_per_token = counts.num_targets / max(counts.num_tokens, 1)
     total = _zero(run)
@@ -289,7 +288,6 @@ def _alert(run: Run, state: TrainState, loss: float) -> None:
 
 
 def _evaluate(run: Run, state: TrainState, is_last: bool) -> None:
-    """Measures what is due after a step: the validation splits, then downstream tasks."""
     if run.validation and (is_last or state.step % run.config.eval.every_steps == 0):
         with run.phase("evaluate"):
             validate(run, state)

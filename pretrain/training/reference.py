@@ -52,7 +52,6 @@ def with_reference(
 
 
 def _compute(claim: Claim, plan: BatchPlan, world: World, engine: Engine, progress: Progress) -> ReferenceTable:
-    """Reads all pairs with the present weights, and writes their table. Collective."""
     path = claim.folder.reference
     show_phase("log-probabilities of all answers by the model that training begins with")
     progress.enter("evaluate")
@@ -76,7 +75,6 @@ def _compute(claim: Claim, plan: BatchPlan, world: World, engine: Engine, progre
 
 
 def _loaders(claim: Claim, plan: BatchPlan, world: World) -> Iterator[ValidationLoader]:
-    """Yields the rows of every split of every source, in a fixed order."""
     config = claim.config
     for source, store in zip(claim.dataset.sources, claim.stores, strict=True):
         for split in source.index.splits:

@@ -106,15 +106,14 @@ class Samples:
                 for start in range(0, len(self._rows), BATCH):
                     rows = self._rows[start : start + BATCH]
                     seeds = list(map(row_seeds, rows))
-                    rows_of_ids = generate(self._model, rows, self._constraints, sampling, seed=seeds)
-                    texts += [self._text(row, one.tokens) for row, one in zip(rows, rows_of_ids, strict=True)]
+                    answers = generate(self._model, rows, self._constraints, sampling, seed=seeds)
+                    texts += [self._text(row, one.tokens) for row, one in zip(rows, answers, strict=True)]
         except CheckpointError as error:
             log.warning("no samples: %s", error)
             return []
         return list(zip(self._config.prompts, texts, strict=True))
 
     def _text(self, prompt: Prompt, tokens: list[int]) -> str:
-        """Returns the text that tokens add to a prompt (two stacks: their own), up to its end."""
         ends = [place for place, token in enumerate(tokens) if token in self._codec.eos_ids]
         shown = tokens[: ends[0]] if ends else tokens
         return text_after(self._codec, context_of(self._model, prompt), shown)

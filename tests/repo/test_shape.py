@@ -20,9 +20,9 @@ CEILINGS: dict[str, float] = {
     "lines": 84668,
     "syntax nodes a line of code": 10.45,
     "conditional expressions a thousand lines of code": 34.5,
-    "functions of a complexity above 15": 51,
+    "functions of a complexity above 15": 25,
     "first sentences with that of or those of": 46,
-    "assignments to a vague name": 900,
+    "assignments to a vague name": 621,
 }
 """Measures of the whole of `pretrain/` and `launch/`, as `measures` counts them."""
 SLACK: dict[str, float] = {"lines": 100, "syntax nodes a line of code": 0.1}

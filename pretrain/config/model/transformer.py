@@ -101,8 +101,8 @@ class ModelConfig(AnyKindConfig):
         update = {name: size and size * self.generator_heads // stack.heads for name, size in sizes.items()}
         update["embedding_width"] = None if update["width"] == table else table
         head = HeadConfig(transform=True, bias=True, activation="gelu")
-        changes = {"encoder": stack.model_copy(update=update), "head": head, "tied_embeddings": True}
-        return self.model_copy(update=changes | {"generator_heads": 0, "pooler": False})
+        keys = {"encoder": stack.model_copy(update=update), "head": head, "tied_embeddings": True}
+        return self.model_copy(update=keys | {"generator_heads": 0, "pooler": False})
 
     @property
     def generator_reads(self) -> tuple[str, ...]:
@@ -160,7 +160,6 @@ class ModelConfig(AnyKindConfig):
     @model_validator(mode="before")
     @classmethod
     def _fill_length(cls, values: Any) -> Any:
-        """Fills in `max_seq_len` of images, which their size determines."""
         section = values.get("input") if isinstance(values, dict) else None
         if not section or "max_seq_len" in values:
             return values

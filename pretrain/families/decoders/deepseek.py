@@ -38,7 +38,6 @@ _DEEPSEEK_V3 = Architecture(
 
 
 def _chosen_by_bias(count: int, top_k: int, width: int, **other: int) -> Values:
-    """Returns experts of sigmoid scores, balanced by a bias, whose weights sum to 2.5."""
     kinds = {"scores": "sigmoid", "balance": "bias", "scale": 2.5}
     return {"count": count, "top_k": top_k, "width": width, **kinds, **other}
 
@@ -94,7 +93,6 @@ _LATENT = {
 
 
 def _read_rope(fields: Fields, max_seq_len: int) -> dict[str, Any]:
-    """Reads the rotary embedding, with the two factors by which YaRN changes scores here."""
     key = "rope_scaling" if fields.section("rope_scaling") else "rope_parameters"
     rope = Fields(dict(fields.section(key)))
     scales = {name: rope.values.pop(name, None) for name in ("mscale", "mscale_all_dim")}

@@ -43,7 +43,6 @@ LAYER_NORM = {"norm": "layer", "norm_bias": True}
 
 @cache
 def _grouped(heads: int, kv_heads: int, width: int) -> tuple[int, ...]:
-    """Returns the rows of queries, keys and values in groups of both and their queries."""
     queries = heads // kv_heads * width
     step = queries + 2 * width
     blocks = [range(start, start + step) for start in range(0, kv_heads * step, step)]

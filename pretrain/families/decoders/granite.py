@@ -17,7 +17,6 @@ _GRANITE = Architecture(
 
 
 def _size(*size: int, score_factor: float, divisor: float, **other: Any) -> Size:
-    """Returns a Granite, whose logits are divided by a number."""
     made = _GRANITE.size(*size, score_factor=score_factor, **other)
     return made.over(head={"scale": 1 / divisor})
 

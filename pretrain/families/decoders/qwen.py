@@ -28,7 +28,6 @@ _QWEN3_MOE = Architecture(
 
 
 def _experts(count: int, top_k: int, width: int) -> Values:
-    """Returns experts of a width of their own, with the balance loss of the release."""
     return {"count": count, "top_k": top_k, "width": width, "balance_weight": 0.001}
 
 

@@ -35,8 +35,8 @@ def _read(fields: Fields) -> dict[str, Any]:
     window = fields.optional_integer("sliding_window")
     slides = fields.flag("use_sliding_window", False) and window is not None
     usual = [SLIDING if slides and not rotated[number] else FULL for number in range(layers)]
-    windows = read_layer_types(fields, layers, window, usual)
-    return windows | {"unrotated_layers": [number for number in range(layers) if not rotated[number]]}
+    keys = read_layer_types(fields, layers, window, usual)
+    return keys | {"unrotated_layers": [number for number in range(layers) if not rotated[number]]}
 
 
 def _write(config: ModelConfig) -> dict[str, Any]:

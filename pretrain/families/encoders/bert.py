@@ -228,7 +228,6 @@ def _ends(heads: BertHeads, config: ModelConfig) -> list[Weight]:
 
 
 def _head_bias(heads: BertHeads, config: ModelConfig) -> Weight:
-    """Returns the bias of the scores: of an untied head its own, beside one that no model reads."""
     if config.tied_embeddings or heads.bias == f"{heads.decoder}.bias":
         return table("head.bias", heads.bias, config.vocab_size)
     bias = table("head.bias", f"{heads.decoder}.bias", config.vocab_size)

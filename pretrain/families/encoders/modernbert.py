@@ -102,7 +102,6 @@ def _read(fields: Fields, names: frozenset[str], found: dict[str, Any]) -> dict[
 
 
 def _pools_mean(fields: Fields) -> bool:
-    """Returns whether a text is read by the mean of its tokens, rather than by the first."""
     pooling = fields.values.get("classifier_pooling", "cls")
     if pooling not in ("cls", "mean"):
         raise refusal("classifier_pooling", pooling, "must be 'cls' or 'mean'")
@@ -110,7 +109,6 @@ def _pools_mean(fields: Fields) -> bool:
 
 
 def _read_windows(fields: Fields, layers: int) -> dict[str, Any]:
-    """Returns the keys of a stack for windows, and for the rotary period of each kind of layer."""
     every = fields.integer("global_attn_every_n_layers", 3)
     if every < 1:
         raise refusal("global_attn_every_n_layers", every, "must be positive")
@@ -137,7 +135,6 @@ def _read_windows(fields: Fields, layers: int) -> dict[str, Any]:
 
 
 def _read_theta(fields: Fields, layer_type: str, old: str, default: float, null: float | None = None) -> float:
-    """Returns the rotary period of one kind of layer, in new or old spelling."""
     section = fields.section("rope_parameters").get(layer_type) or {}
     spellings = {"rope_parameters": section, "rope_scaling": fields.section("rope_scaling")}
     for key, rope in spellings.items():

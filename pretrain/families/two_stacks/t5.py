@@ -147,7 +147,6 @@ def _names(stack: str) -> StackNames:
 
 
 def _read_head(model_type: str, fields: Fields, names: frozenset[str]) -> tuple[bool, bool]:
-    """Returns whether the head's input is divided, and whether the head is the embedding."""
     ties = fields.flag("tie_word_embeddings", True)
     scaled = ties and model_type != "mt5"
     newest = str(fields.values.get("transformers_version", "")).startswith("5.")
@@ -186,7 +185,6 @@ def _read(
 
 
 def _read_projection(fields: Fields, default: str) -> tuple[str, bool]:
-    """Returns the activation of the feed-forward layers, and whether they are gated."""
     key = "feed_forward_proj"
     text = str(fields.values.get(key, default))
     name = text.removeprefix("gated-")

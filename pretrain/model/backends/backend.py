@@ -69,7 +69,7 @@ class AttentionNeeds:
 
 
 class MaskSize(NamedTuple):
-    """B, T and S of a mask, where S includes the keys in the cache, and the device of its layers."""
+    """B, T and S of a mask, S with the keys in the cache, and the device of its layers."""
 
     rows: int
     queries: int
@@ -417,5 +417,4 @@ def document_runs(documents_BT: Tensor) -> list[dict[int, range]] | None:
 
 
 def _clip(run: range, length: int) -> range:
-    """Drops the positions of a run from `length` on."""
     return range(run.start, max(run.start, min(run.stop, length)))

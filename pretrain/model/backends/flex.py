@@ -169,7 +169,6 @@ def build_score_mod(
 
 
 def _lse_request() -> dict[str, Any]:
-    """Returns the option of FlexAttention for its log-sum-exp, which is differentiable."""
     from torch.nn.attention.flex_attention import AuxRequest
 
     return {"return_aux": AuxRequest(lse=True)}

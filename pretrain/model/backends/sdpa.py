@@ -254,7 +254,6 @@ def _attend_parts(
     q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, plan: Calls | Blocks,
     dropout: float, scale: float | None, sinks_N: Tensor | None,
 ) -> Tensor:  # fmt: skip
-    """Attends segment by segment, or tile by tile; [B, T, N, H]."""
     if isinstance(plan, Blocks):
         values_NR = None if plan.bias is None else plan.bias.values_NR
         # Cast here, not in each tile: the backward pass runs outside an autocast region.

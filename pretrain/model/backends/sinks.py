@@ -115,7 +115,6 @@ def _addend(allowed: Tensor | None, q: Tensor) -> Tensor | None:
 
 
 def _aligned(allowed: Tensor | None, q: Tensor, k: Tensor) -> Tensor | None:
-    """Returns the addend in the shape and alignment that the memory-efficient kernel reads."""
     if allowed is None:
         return None
     added, keys = _addend(allowed, q), k.shape[2]

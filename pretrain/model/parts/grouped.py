@@ -72,7 +72,6 @@ def _round_rows(rows: int) -> int:
 
 
 def _multiply_onednn(x_RI: Tensor, weight_OI: Tensor) -> Tensor:
-    """Returns `x W^T`; either may be a transposed matrix."""
     # What `torch.compile` calls for a linear layer: no public function runs this kernel in fp32.
     return torch.ops.mkldnn._linear_pointwise(x_RI, weight_OI, None, "none", [], "")
 

@@ -110,7 +110,6 @@ class RotaryTable:
         return Rotation(self._cos[rows].unsqueeze(-2), self._sin[rows].unsqueeze(-2))
 
     def _angles(self, length: int) -> Tensor:
-        """Returns the angle of each pair at each position, fp64 [length, R / 2]."""
         return torch.outer(torch.arange(length, dtype=torch.float64, device="cpu"), self._frequencies)
 
 

@@ -158,7 +158,6 @@ class RecurrentDecoder(nn.Module):
         return tuple(part[:, source_N] * found_N1 for part in encoded.state)
 
     def _prepare_source(self, encoded: RecurrentEncoderOutput | None, documents_BT: Tensor | None) -> _Source | None:
-        """Prepares attention; a target token sees the source of its own document."""
         if self.score is None or encoded is None:
             return None
         memory_BSD, documents_BS = encoded.outputs_BSD, encoded.documents_BS

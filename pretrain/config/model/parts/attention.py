@@ -149,7 +149,6 @@ def kept(batch: MicroBatch, stack: StackConfig, number: int) -> Kept:
 
 
 def _kept_norms(batch: MicroBatch, stack: StackConfig) -> int:
-    """Returns bytes a token of norms of queries and keys, whose input the projection keeps already."""
     if not stack.qk_norm:
         return 0
     # LayerNorm is one kernel; weights of each head multiply its result.

@@ -45,7 +45,6 @@ class _Stream:
         self.has_gradient = has_gradient or count.has(f"{name}.residual_mix")
 
     def read(self, layer: str) -> bool:
-        """Returns True if the input of a sub-layer has a gradient."""
         if self._placement in ("pre", "sandwich"):
             return self._count.norm(f"{self._name}.{layer}_norm", self.has_gradient)
         return self.has_gradient

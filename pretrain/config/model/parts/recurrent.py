@@ -27,7 +27,6 @@ class RecurrentCounts:
 
     @property
     def _input_width(self) -> int:
-        """Width of the decoder's input: a token, and attention where that is fed back."""
         return self.model.decoder.width * (2 if self.model.feeds_back else 1)
 
     @property
