@@ -110,8 +110,8 @@ def read_world() -> World:
         ConfigError: Only a part of it is set, or it makes no sense.
     """
     names = ("RANK", "WORLD_SIZE")
-    given = [name for name in names if name in os.environ]
-    if not given:
+    present = [name for name in names if name in os.environ]
+    if not present:
         alone = {"RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0", "LOCAL_WORLD_SIZE": "1"}
         port = _of_this_process.enter_context(reserved_port(None))
         os.environ.update(alone, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))

@@ -79,20 +79,20 @@ class Part(NamedTuple):
             first, last = -(-start // width) * width, end // width * width
             cuts = [start, end] if first > last else [start, first, last, end]
             stripes = Stripes(width, width * self.ranks)
-            found = []
+            ranges = []
             # A row that begins before, whole rows, and one that ends behind.
             for a, b in pairwise(cuts):
                 offset = (a // width * self.ranks + self.rank) * width + a % width
-                found.append(Place(a, offset, b - a, stripes if b - a > width else None))
-            return [place for place in found if place.length]
-        found, own, whole = [], 0, 0
+                ranges.append(Place(a, offset, b - a, stripes if b - a > width else None))
+            return [place for place in ranges if place.length]
+        ranges, inside, whole = [], 0, 0
         for section in self.sections or (rows * self.ranks,):
             size = section // self.ranks * width
-            a, b = max(start, own), min(end, own + size)
+            a, b = max(start, inside), min(end, inside + size)
             if a < b:
-                found.append(Place(a, whole * width + self.rank * size + a - own, b - a))
-            own, whole = own + size, whole + section
-        return found
+                ranges.append(Place(a, whole * width + self.rank * size + a - inside, b - a))
+            inside, whole = inside + size, whole + section
+        return ranges
 
 
 def part_of(parameter: Tensor) -> Part:

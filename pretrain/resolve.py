@@ -100,11 +100,11 @@ def fill_special(given: SpecialTokens, dataset: Dataset) -> SpecialTokens:
     ends = {"eos": dataset.index.eos_id}
     if dataset.index.begin_id is not None:
         ends["bos"] = dataset.index.begin_id
-    found = special_tokens_of(load_tokenizer(dataset.tokenizer_path)).model_copy(update=ends)
-    if dataset.index.layout.captions and found.start is None:
-        found = found.model_copy(update={"start": found.eos})  # as decoders of GPT-2 do
+    special = special_tokens_of(load_tokenizer(dataset.tokenizer_path)).model_copy(update=ends)
+    if dataset.index.layout.captions and special.start is None:
+        special = special.model_copy(update={"start": special.eos})  # as decoders of GPT-2 do
     named = {name: number for name, number in given if number is not None}
-    return SpecialTokens.model_validate(found.model_dump() | named)
+    return SpecialTokens.model_validate(special.model_dump() | named)
 
 
 def _check_kind(objective: ObjectiveConfig, dataset: Dataset) -> None:

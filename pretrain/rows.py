@@ -163,8 +163,8 @@ def cut_rows(rows: TokenRows, length: int) -> TokenRows:
     starts = np.concatenate([first[part < parts], last[(place == 0) & (part > 0)]])
     num_tokens = None
     if rows.num_tokens is not None:
-        left = rows.num_tokens[:, None] - length * np.arange(parts)
-        num_tokens = np.clip(left, 0, length + 1).reshape(-1)
+        remaining = rows.num_tokens[:, None] - length * np.arange(parts)
+        num_tokens = np.clip(remaining, 0, length + 1).reshape(-1)
     tokens = windows.reshape(num_rows * parts, length + 1)
     return TokenRows(tokens, np.sort(starts), num_tokens, np.repeat(rows.sample_ids, parts))
 

@@ -133,12 +133,12 @@ def are_ready(folder: Path, num_ranks: int) -> bool:
 
 def _read(folder: Path, pattern: str) -> list[dict[str, Any]]:
     """Returns the files of a folder in the order of their writes."""
-    found = []
+    ends = []
     for path in folder.glob(pattern) if folder.is_dir() else []:
         with contextlib.suppress(OSError, ValueError):
             value = parse_json(path.read_text(encoding="utf-8"))
-            found.append((path.stat().st_mtime_ns, path.name, value))
-    return [value for _, _, value in sorted(found, key=lambda item: item[:2])]
+            ends.append((path.stat().st_mtime_ns, path.name, value))
+    return [value for _, _, value in sorted(ends, key=lambda item: item[:2])]
 
 
 def noted_ranks(folder: Path) -> dict[int, int]:

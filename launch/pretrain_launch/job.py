@@ -192,9 +192,9 @@ class Driver:
             if (self._run.launch / "exits").exists():
                 remove_tree(self._run.launch / "exits")
         if self._spec.site.doctor:
-            found = examine_nodes(self._spec, step_command(self._spec, nodes, 1), world_size)
-            if found is not None:
-                return found
+            problem = examine_nodes(self._spec, step_command(self._spec, nodes, 1), world_size)
+            if problem is not None:
+                return problem
         attempt = 0
         while True:
             ending = self._launch(nodes, attempt)
@@ -299,10 +299,10 @@ class Driver:
         node = next((one for one in self._start.nodes if one == ending.host.partition(".")[0]), None)
         code = self._end(decision, step, node)
         exclusions = {} if decision.kind == "end" else plan_exclusions(spec, self._start, decision.kind)
-        own = exclusions.pop(self._start.handle, None)
+        excluded = exclusions.pop(self._start.handle, None)
         for command in exclusions.values():
             exclude(command)
-        return self._requeue(step, own) if decision.kind == "requeue" else code
+        return self._requeue(step, excluded) if decision.kind == "requeue" else code
 
     def _end(self, decision: Decision, step: int, failed_node: str | None = None) -> int:
         """Writes the journal's row of the end; returns the job's exit code."""

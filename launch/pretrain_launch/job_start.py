@@ -61,9 +61,9 @@ def examine_nodes(spec: LaunchSpec, step: Sequence[str], world_size: int) -> Ste
     write_file(folder / "doctor.jsonl", reports.encode())
     for text, hosts in warnings_of(reports).items():
         say(f"warning: {', '.join(hosts)}: {text}")
-    found = first_failure(reports)
-    if found is not None:
-        return found
+    failure = first_failure(reports)
+    if failure is not None:
+        return failure
     compared = _run([*doctor, "--compare", str(folder / "doctor.jsonl"), "--json"])
     return first_failure(compared or "")
 
@@ -78,11 +78,11 @@ def first_failure(output: str) -> StepExit | None:
 
 def warnings_of(output: str) -> dict[str, list[str]]:
     """Returns the warnings in reports of `doctor --json`, each with the hosts that have it."""
-    found: dict[str, list[str]] = {}
+    hosts: dict[str, list[str]] = {}
     for host, check in _checks(output):
         if check["status"] == "warn":
-            found.setdefault(_described(check), []).append(host)
-    return found
+            hosts.setdefault(_described(check), []).append(host)
+    return hosts
 
 
 def _described(check: Mapping[str, Any]) -> str:
@@ -132,8 +132,8 @@ def read_start(environment: Mapping[str, str]) -> JobStart:
             fix="submit it with `pretrain launch slurm`",
         )
     here = environment["SLURMD_NODENAME"]
-    others = [node for node in host_names(environment["SLURM_JOB_NODELIST"]) if node != here]
-    return JobStart(facts["job"], facts["array"], facts["restart"], (here, *others))
+    helpers = [node for node in host_names(environment["SLURM_JOB_NODELIST"]) if node != here]
+    return JobStart(facts["job"], facts["array"], facts["restart"], (here, *helpers))
 
 
 def find_spec(target: Path, environment: Mapping[str, str]) -> Path:
@@ -217,10 +217,10 @@ def note_attempt(spec: LaunchSpec, start: JobStart, code: int, reason: str, *, a
         if (slurm.get("job"), slurm.get("restart")) != (start.job, start.restart):
             return reason
         if "ended" in attempt and attempt.get("exit_code") == code:
-            known = str(attempt.get("reason") or reason)
-            reason = _BY_SIGNAL.sub(AT_LIMIT, known) if at_limit else known
-            if reason == known:
-                return known
+            cause = str(attempt.get("reason") or reason)
+            reason = _BY_SIGNAL.sub(AT_LIMIT, cause) if at_limit else cause
+            if reason == cause:
+                return cause
         end_attempt(spec.folder, {"exit_code": code, "reason": reason or f"exit code {code}"})
     return reason
 

@@ -38,14 +38,14 @@ def show_runs(runs: list[RunFacts], folder: Path, console: Console) -> None:
     table = Table(box=None, header_style="bold", pad_edge=False, padding=(0, gap, 0, 0))
     cells = [_cells(run) for run in runs]
     widths = {name: max(len(name), *(len(row[number]) for row in cells)) for number, name in enumerate(_COLUMNS)}
-    left = console.width - sum(widths.values()) - gap * (len(widths) + 1)
+    room = console.width - sum(widths.values()) - gap * (len(widths) + 1)
     names = [printable(str(run.path.relative_to(folder)) if run.path != folder else run.name) for run in runs]
-    name_width = max(10, min(left - 24 * is_wide, max(map(len, names))))
+    name_width = max(10, min(room - 24 * is_wide, max(map(len, names))))
     table.add_column("run", overflow="ellipsis", no_wrap=True, max_width=name_width)
     for name, width in widths.items():  # never cut
         table.add_column(name, justify=_justify(name), no_wrap=True, min_width=width)
     if is_wide:
-        table.add_column("why", overflow="ellipsis", no_wrap=True, max_width=left - name_width)
+        table.add_column("why", overflow="ellipsis", no_wrap=True, max_width=room - name_width)
     for name, run, (_, *row) in zip(names, runs, cells, strict=True):
         _add(table, name, _state(run), *row, *([_why(run)] if is_wide else []))
     console.print(table)

@@ -28,8 +28,8 @@ def find_log(run: RunDir, rank: int | None, about: Callable[[], str] = str) -> P
     path = newest_log(run, rank)
     if path.is_file():
         return path
-    found = ", ".join(sorted(path.name for path in run.logs.glob("*"))[:8])
-    fix = f"there are {found}" if found else about() or "it appears with the first start"
+    names = ", ".join(sorted(path.name for path in run.logs.glob("*"))[:8])
+    fix = f"there are {names}" if names else about() or "it appears with the first start"
     raise ConfigError("no such log", where=str(path), fix=fix)
 
 

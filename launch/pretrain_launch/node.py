@@ -51,9 +51,9 @@ def run_node(spec: LaunchSpec, meeting: Meeting, exits: Path) -> int:
         return run_rank(str(spec.config), spec.folder.logs, exits)
     command = launcher_command(spec.mode, meeting, number, own_address or host, exits / "hostfile")
     program = ["pretrain_launch.rank", str(spec.config), str(spec.folder.logs), str(exits)]
-    own = make_dir(spec.folder.logs) / f"launcher-{number:05d}.log"
-    with disk_errors("open", own):
-        stacks = own.open("ab")
+    log = make_dir(spec.folder.logs) / f"launcher-{number:05d}.log"
+    with disk_errors("open", log):
+        stacks = log.open("ab")
     with stacks:  # of the launcher after a failed rank; ranks print to stdout
         code = subprocess.run([*command, *program], env=environment, stdin=subprocess.DEVNULL, stderr=stacks).returncode
     if code == EXIT_OK:
@@ -62,7 +62,7 @@ def run_node(spec: LaunchSpec, meeting: Meeting, exits: Path) -> int:
     ours = range(first, first + meeting.ranks_per_node)
     ended = {rank: end for rank, end in noted_ranks(exits).items() if rank in ours}
     if not ended:
-        said = f"{spec.mode} ended with exit code {code} before its ranks: {own}"
+        said = f"{spec.mode} ended with exit code {code} before its ranks: {log}"
         note_exit(exits, "node", number, host=host, said=said)
     return job_code(find_cause(ended), ended) or EXIT_UNAVAILABLE
 

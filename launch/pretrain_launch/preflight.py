@@ -202,8 +202,8 @@ def parse_vary(options: Sequence[str]) -> list[tuple[str, ...]]:
 
 def _values(text: str) -> list[str]:
     key, separator, values = text.partition("=")
-    found = [f"{key}={value}" for value in values.split(",") if value]
-    if not separator or not key or len(found) < 2:
+    pairs = [f"{key}={value}" for value in values.split(",") if value]
+    if not separator or not key or len(pairs) < 2:
         raise ConfigError(
             f"{text[:80]!r} names no values",
             where="--vary",
@@ -215,7 +215,7 @@ def _values(text: str) -> list[str]:
             where="--vary",
             fix="elements are named NAME-0, NAME-1, ...",
         )
-    return found
+    return pairs
 
 
 def align_array(specs: Mapping[int, LaunchSpec]) -> dict[int, LaunchSpec]:
@@ -225,8 +225,8 @@ def align_array(specs: Mapping[int, LaunchSpec]) -> dict[int, LaunchSpec]:
         ConfigError: They need different nodes.
     """
     signal_s = max(spec.signal_s for spec in specs.values())
-    first, *others = (_shared(spec) for spec in specs.values())
-    for shared, spec in zip(others, list(specs.values())[1:], strict=True):
+    first, *rest = (_shared(spec) for spec in specs.values())
+    for shared, spec in zip(rest, list(specs.values())[1:], strict=True):
         for key, value in shared.items():
             if value != first[key]:
                 raise ConfigError(

@@ -35,21 +35,21 @@ PATIENCE_S = 20.0
 
 def own_addresses(interface: str | None = None) -> list[str]:
     """Returns addresses for other nodes, first the ones of the host name."""
-    known = usable_addresses()
+    usable = usable_addresses()
     if interface is not None:
-        return [address for name, address in known if name == interface]
+        return [address for name, address in usable if name == interface]
     named: list[str] = []
     with contextlib.suppress(OSError):
-        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
-        named = [str(entry[4][0]) for entry in found]
-    own = [address for _, address in known]
+        entries = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+        named = [str(entry[4][0]) for entry in entries]
+    addresses = [address for _, address in usable]
     # A hosts file may name an address that this machine does not have.
-    return list(dict.fromkeys([*(address for address in named if address in own), *own]))
+    return list(dict.fromkeys([*(address for address in named if address in addresses), *addresses]))
 
 
 def interface_of(address: str) -> str | None:
     """Returns the interface that has an address of this machine; None if unknown."""
-    return next((name for name, own in interface_addresses() if own == address), None)
+    return next((name for name, number in interface_addresses() if number == address), None)
 
 
 def route_to(address: str, port: int) -> str | None:

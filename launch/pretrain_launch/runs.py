@@ -51,9 +51,9 @@ def merge_starts(attempts: list[dict[str, Any]], journal: list[dict[str, Any]]) 
     for row in journal:
         key = (row.get("job"), row.get("restart"))
         if row.get("event") == "start":
-            known = {name: row.get(name) for name in ("restart", "nodes", "world_size")}
-            known |= {"job": job_of(row), "from_step": row.get("step"), "started": row.get("at")}
-            by_key[key] = {**_START, **known}
+            facts = {name: row.get(name) for name in ("restart", "nodes", "world_size")}
+            facts |= {"job": job_of(row), "from_step": row.get("step"), "started": row.get("at")}
+            by_key[key] = {**_START, **facts}
             starts.append(by_key[key])
         elif row.get("event") == "end" and key in by_key:
             by_key[key] |= {name: row.get(name) for name in ("exit_code", "reason")}
@@ -63,8 +63,8 @@ def merge_starts(attempts: list[dict[str, Any]], journal: list[dict[str, Any]]) 
         slurm = attempt.get("slurm") or {}
         start = by_key.get((slurm.get("job"), slurm.get("restart")))
         if start is None:
-            known = {"nodes": [attempt.get("host")], "started": attempt.get("started")}
-            start = {**_START, **known}
+            facts = {"nodes": [attempt.get("host")], "started": attempt.get("started")}
+            start = {**_START, **facts}
             starts.append(start)
         # An exit code of the journal is the driver's, which knows that of rank 0.
         names = ("world_size", "from_step", *(_ENDING if start["exit_code"] is None else ()))
@@ -152,9 +152,9 @@ def read_runs(folders: list[Path]) -> list[RunFacts]:
     while True:
         asked = _jobs_in(folders)
         queue = find_jobs(asked)
-        found = [_read_facts(RunDir(folder), queue) for folder in folders]
+        runs = [_read_facts(RunDir(folder), queue) for folder in folders]
         if _jobs_in(folders) <= asked:  # else one was submitted meanwhile
-            return found
+            return runs
 
 
 def read_run(folder: Path) -> RunFacts:
@@ -366,9 +366,9 @@ def _rolled_back_to(record: dict[str, Any], ended: dict[str, Any]) -> int | None
 
 def last_save_s(run: RunDir) -> float | None:
     """Returns the seconds that the run's last save, and upload, took; None if unknown."""
-    found = _last_values(run.metrics, "checkpoint_write_s")
-    written = _number(found.get("checkpoint_write_s"))
-    return None if written is None else written + (_number(found.get("checkpoint_upload_s")) or 0.0)
+    values = _last_values(run.metrics, "checkpoint_write_s")
+    written = _number(values.get("checkpoint_write_s"))
+    return None if written is None else written + (_number(values.get("checkpoint_upload_s")) or 0.0)
 
 
 def _newest_checkpoint(run: RunDir) -> tuple[int, float] | tuple[None, None]:
@@ -413,15 +413,15 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 def _last_values(path: Path, *names: str) -> dict[str, Any]:
     """Returns the last value of each name in a file of JSON lines, whose rows may lack some."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     with contextlib.suppress(OSError, ValueError), open_file(path) as file:
         file.seek(max(0, file.seek(0, os.SEEK_END) - _TAIL_BYTES))
         for line in reversed(file.read().split(b"\n")[:-1]):
             row = parse_json(line)
-            found = {**row, **found} if isinstance(row, dict) else found
-            if found.keys() >= set(names):
+            values = {**row, **values} if isinstance(row, dict) else values
+            if values.keys() >= set(names):
                 break
-    return found
+    return values
 
 
 def _number(value: Any) -> float | None:

@@ -109,10 +109,10 @@ def load_site(name: str | None) -> SiteConfig:
     if name.endswith((".yaml", ".yml")) or "/" in name:
         return load_section(SiteConfig, Path(name).absolute())
     folders = [Path("~/.config/pretrain/clusters").expanduser(), slurm_folder() / "clusters"]
-    known = {path.stem: path for folder in reversed(folders) for path in folder.glob("*.yaml")}
-    if name in known:
-        return load_section(SiteConfig, known[name])
-    names = " or ".join(sorted(known)) or "none"
+    sites = {path.stem: path for folder in reversed(folders) for path in folder.glob("*.yaml")}
+    if name in sites:
+        return load_section(SiteConfig, sites[name])
+    names = " or ".join(sorted(sites)) or "none"
     raise ConfigError(
         f"there is no cluster {name[:80]!r}",
         where="--cluster",

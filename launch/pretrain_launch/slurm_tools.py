@@ -214,8 +214,8 @@ def _leaves_enough(partition: str, without: Iterable[str], num_nodes: int) -> bo
 
 def exclude_command(job: str, nodes: Iterable[str]) -> list[str]:
     """Returns the command that keeps a job from nodes, and from those that it excludes already."""
-    known = (show_job(job) or {}).get("ExcNodeList", "(null)")
-    excluded = ",".join([*([] if known == "(null)" else [known]), *nodes])
+    current = (show_job(job) or {}).get("ExcNodeList", "(null)")
+    excluded = ",".join([*([] if current == "(null)" else [current]), *nodes])
     return ["scontrol", "update", f"JobId={job}", f"ExcNodeList={excluded}"]
 
 
@@ -225,14 +225,14 @@ def job_end(job: str) -> tuple[str, str, int | None] | None:
     Slurm forgets a job `MinJobAge` after its end: five minutes, unless the site says otherwise.
     """
     try:
-        found = show_job(job, QUEUE_TIMEOUT_S) or {}
+        job_facts = show_job(job, QUEUE_TIMEOUT_S) or {}
     except LaunchError:
         return None
-    code, _, number = found.get("ExitCode", "").partition(":")
-    known = [int(text) for text in (code, number) if text.isdecimal()]
-    exit_code = known[0] or 128 * bool(known[1]) + known[1] if len(known) == 2 else 0
-    state = found.get("JobState", "")
-    return (state, found.get("Reason", ""), exit_code or None) if state else None
+    code, _, number = job_facts.get("ExitCode", "").partition(":")
+    numbers = [int(text) for text in (code, number) if text.isdecimal()]
+    exit_code = numbers[0] or 128 * bool(numbers[1]) + numbers[1] if len(numbers) == 2 else 0
+    state = job_facts.get("JobState", "")
+    return (state, job_facts.get("Reason", ""), exit_code or None) if state else None
 
 
 def host_names(nodelist: str) -> list[str]:
@@ -286,14 +286,14 @@ def find_jobs(jobs: Iterable[str]) -> dict[str, SlurmJob] | None:
 
 def parse_jobs(text: str) -> dict[str, SlurmJob]:
     """Returns the jobs of squeue's answer by both their ids; skips other lines."""
-    found: dict[str, SlurmJob] = {}
+    jobs: dict[str, SlurmJob] = {}
     for line in text.splitlines():
         values = [value.strip() for value in line.split("|")]
         if len(values) == _FORMAT.count("%"):
             job = SlurmJob(*values)
             # Waiting elements of an array still share the id of the array.
             if "_" not in job.element or not job.is_waiting:
-                found[job.job] = job
+                jobs[job.job] = job
             if "_" in job.element:
-                found[job.element] = job
-    return found
+                jobs[job.element] = job
+    return jobs

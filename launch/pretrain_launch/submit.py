@@ -158,16 +158,16 @@ def check_queue(configs: Sequence[RunConfig], specs: Sequence[LaunchSpec]) -> st
         LockedError: A job in the queue does not go with the submission, or a process owns a run.
     """
     queued: dict[str, LaunchSpec] = {}
-    found = "no job is in the queue"
+    state = "no job is in the queue"
     try:
         queued = queued_specs(configs, specs) if specs[0].singleton else {}
         _refuse_if_queued([spec.folder for spec in specs if spec.run not in queued])
     except LaunchError:
-        found = "the queue is not checked, as Slurm does not answer"
+        state = "the queue is not checked, as Slurm does not answer"
     for spec in specs:
         if spec.run not in queued:
             refuse_if_owned(spec.folder.lease)
-    return f"{plural(len(queued), 'run')} would join jobs in the queue" if queued else found
+    return f"{plural(len(queued), 'run')} would join jobs in the queue" if queued else state
 
 
 def queued_specs(configs: Sequence[RunConfig], specs: Sequence[LaunchSpec]) -> dict[str, LaunchSpec]:
@@ -179,7 +179,7 @@ def queued_specs(configs: Sequence[RunConfig], specs: Sequence[LaunchSpec]) -> d
         LaunchError: Slurm does not answer.
         LockedError: A job in the queue was submitted with another config or layout, or is ending.
     """
-    found = {}
+    queued = {}
     for config, spec, facts in zip(configs, specs, read_runs([spec.folder.path for spec in specs]), strict=True):
         _check_answers(facts)
         if not facts.queue:
@@ -193,8 +193,8 @@ def queued_specs(configs: Sequence[RunConfig], specs: Sequence[LaunchSpec]) -> d
             )
         if facts.queue[0].state == "COMPLETING" or mark_of_cancel(spec.folder).exists():
             raise _locked(facts, "", ENDING)
-        found[spec.run] = stored.model_copy(update={"singleton": True})
-    return found
+        queued[spec.run] = stored.model_copy(update={"singleton": True})
+    return queued
 
 
 def _changes(stored: LaunchSpec, spec: LaunchSpec, config: RunConfig) -> list[str]:
@@ -271,13 +271,13 @@ def cancel(runs: Sequence[Path], grace_s: float, say: Callable[[str], None]) -> 
         LaunchError: A single run has no Slurm job, or Slurm does not answer; no job comes back
             even so.
     """
-    found = read_runs(list(runs))
-    ended = [facts for facts in found if facts.slurm_answers and not facts.queue]
+    records = read_runs(list(runs))
+    ended = [facts for facts in records if facts.slurm_answers and not facts.queue]
     for facts in ended:
-        if len(found) == 1 and (facts.job is None or facts.owner):
+        if len(records) == 1 and (facts.job is None or facts.owner):
             raise _no_job(facts)
         say(f"{facts.name}: {_why_not_cancelled(facts)}")
-    live = [facts for facts in found if facts not in ended]
+    live = [facts for facts in records if facts not in ended]
     text = b"by pretrain launch cancel; pretrain launch resubmit removes this file\n"
     for facts in live:
         write_file(mark_of_cancel(RunDir(facts.path)), text)

@@ -108,23 +108,23 @@ def _choose(paths: Sequence[Path], last: int | None) -> list[Path]:
     place, averaged = split_average(paths[0])
     if len(paths) > 1 or (place / MANIFEST).is_file():
         raise ConfigError(f"--last {last} is about one run", fix="give a run, or leave --last out")
-    found = list_checkpoints(RunDir(place).checkpoints)
-    if len(found) < max(last, 1):
-        fix = f"lower --last, or train with checkpoint.keep={last}" if found else "check the path"
+    checkpoints = list_checkpoints(RunDir(place).checkpoints)
+    if len(checkpoints) < max(last, 1):
+        fix = f"lower --last, or train with checkpoint.keep={last}" if checkpoints else "check the path"
         raise CheckpointError(
-            f"has {len(found)} checkpoints, --last {last} needs more",
+            f"has {len(checkpoints)} checkpoints, --last {last} needs more",
             where=str(paths[0]),
             fix=fix,
         )
-    return [path / EMA if averaged else path for path in found[-last:]]
+    return [path / EMA if averaged else path for path in checkpoints[-last:]]
 
 
 def _check_alike(chosen: Sequence[ModelSource]) -> list[tuple[str, bytes]]:
     """Compares models and tokenizers with the first; returns the tokenizer's files."""
-    first, *others = chosen
+    first, *rest = chosen
     keys = _keys(first)
     files = first.load_tokenizer_files()
-    for other in others:
+    for other in rest:
         theirs = _keys(other)
         differing = [key for key in sorted(keys.keys() | theirs) if keys.get(key) != theirs.get(key)]
         if differing:

@@ -247,10 +247,10 @@ def train_beside(model: nn.Module, anew: Collection[str], patterns: Collection[s
     names = {name: name_without_adapter(name) for name in parameters}
     check_patterns("finetune.also", patterns, list(names.values()))
     chosen = []
-    for name, own in names.items():
-        if own in anew or matches(own, patterns):
+    for name, parameter in names.items():
+        if parameter in anew or matches(parameter, patterns):
             model.get_parameter(name).requires_grad_(True)
-            chosen.append(own)
+            chosen.append(parameter)
     return chosen
 
 
@@ -270,20 +270,20 @@ def check_tokens(source: ModelSource, data: Path) -> None:
     theirs = parse_tokenizer(content, str(source.path))
     ours = parse_tokenizer(data.read_bytes(), str(data))
     numbers = ours.get_vocab(with_added_tokens=True)
-    known = sorted(theirs.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
-    different = [(token, number) for token, number in known if numbers.get(token) != number]
+    entries = sorted(theirs.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
+    different = [(token, number) for token, number in entries if numbers.get(token) != number]
     what = ""
     if different:
         token, number = different[0]
         what = f"{token!r} has the number {number} in {source.path} and {numbers.get(token, 'none')}"
         what += f" in {data.parent}, and {len(different) - 1} others differ"
-    elif (found := compare_texts(ours, theirs, probe_texts(theirs))) is not None:
-        what = f"{found.text!r} is {found.theirs} in {source.path} and {found.ours}"
+    elif (difference := compare_texts(ours, theirs, probe_texts(theirs))) is not None:
+        what = f"{difference.text!r} is {difference.theirs} in {source.path} and {difference.ours}"
         what += f" in {data.parent}"
     if what:
-        given = f"tokenizer: {{kind: given, path: {source.path}}}"
+        option = f"tokenizer: {{kind: given, path: {source.path}}}"
         raise DataError(
             f"the tokenizer of the data is not that of {source.path}: {what}",
             where=str(data),
-            fix=f"prepare them with {given}, or say init.check_tokenizer=false",
+            fix=f"prepare them with {option}, or say init.check_tokenizer=false",
         )

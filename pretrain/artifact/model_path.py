@@ -279,8 +279,8 @@ def find_checkpoint(path: Path) -> Path:
         if list_checkpoints(checkpoints):
             fix = f"set checkpoint.best to a metric of the validation, or use {path.parent}: its newest checkpoint"
             raise CheckpointError("this run marks no best checkpoint", where=str(path), fix=fix)
-    while found := list_checkpoints(RunDir(path).checkpoints):
-        for checkpoint in reversed(found):
+    while folders := list_checkpoints(RunDir(path).checkpoints):
+        for checkpoint in reversed(folders):
             if _problem(checkpoint) is None:
                 return checkpoint
             if not checkpoint.exists():
@@ -288,7 +288,7 @@ def find_checkpoint(path: Path) -> Path:
                 break
         else:
             raise CheckpointError(
-                f"none of its {len(found)} checkpoints is intact",
+                f"none of its {len(folders)} checkpoints is intact",
                 where=str(path),
                 fix="restore one",
             )
@@ -320,8 +320,8 @@ def newest_checkpoint(path: Path) -> tuple[Path, bool]:
     if is_release(path) or (path / MODEL_FILE).is_file():
         return path, False
     place, averaged = split_average(path)
-    found = place if (place / MANIFEST).is_file() else find_checkpoint(place)
-    return (found / EMA if averaged else found), True
+    checkpoint = place if (place / MANIFEST).is_file() else find_checkpoint(place)
+    return (checkpoint / EMA if averaged else checkpoint), True
 
 
 def _problem(path: Path) -> str | None:
@@ -329,5 +329,5 @@ def _problem(path: Path) -> str | None:
         files = load_manifest(path).files
     except CheckpointError as error:
         return error.what
-    found = (check_file(path / record.name, record) for record in files)
-    return next(filter(None, found), None)
+    problems = (check_file(path / record.name, record) for record in files)
+    return next(filter(None, problems), None)

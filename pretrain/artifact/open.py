@@ -60,21 +60,21 @@ def dump_normalize(
 def normalize_of_data(folders: Sequence[Path]) -> NormalizeConfig | None:
     """Returns the normalisation of the texts of shard folders; None: none, or different ones."""
     warning = f"inputs were normalised in different ways: {_LEFT_ALONE}"
-    found: NormalizeConfig | None = _common(folders, NORMALIZE_KEY, _parse, warning)
-    return found
+    normalize: NormalizeConfig | None = _common(folders, NORMALIZE_KEY, _parse, warning)
+    return normalize
 
 
 def template_of_data(folders: Sequence[Path]) -> Template | None:
     """Returns the template of the conversations of shard folders; None: none, or different ones."""
     warning = "conversations have different templates: none is kept"
-    found: Template | None = _common(folders, TEMPLATE_KEY, check_template, warning)
-    return found
+    template: Template | None = _common(folders, TEMPLATE_KEY, check_template, warning)
+    return template
 
 
 def _common(folders: Sequence[Path], key: str, parse: Callable[[Any], Any], warning: str) -> Any:
     """Returns the value of a key of all inputs of shard folders; None: none, or different ones."""
-    found = [value for folder in folders for value in _of_folder(folder, key, parse)]
-    different = [value for number, value in enumerate(found) if value not in found[:number]]
+    values = [value for folder in folders for value in _of_folder(folder, key, parse)]
+    different = [value for number, value in enumerate(values) if value not in values[:number]]
     if len(different) > 1:
         log.warning("%s", warning)
     return different[0] if len(different) == 1 else None
@@ -95,15 +95,15 @@ def _of_folder(folder: Path, key: str, parse: Callable[[Any], Any]) -> list[Any]
 
 def _by_input(options: dict[str, Any], key: str) -> list[Any]:
     """Returns `inputs.N.key` of each input; of a section, a mapping of its own keys."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for place, value in options.items():
         root, number, name, *rest = [*place.split(".", 3), "", ""][:4]
         if root != "inputs":
             continue
-        before = found.setdefault(number, None)
+        before = values.setdefault(number, None)
         if name == key:
-            found[number] = {**(before or {}), rest[0]: value} if rest[0] else value
-    return list(found.values())
+            values[number] = {**(before or {}), rest[0]: value} if rest[0] else value
+    return list(values.values())
 
 
 def _parse(steps: dict[str, Any] | None) -> NormalizeConfig | None:

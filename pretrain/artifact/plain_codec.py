@@ -75,9 +75,9 @@ class PlainCodec:
 
     def encode_placed(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Returns the ids of a document as `prepare` writes a labelled one, and their character spans."""
-        found = self._tokenizer.encode(text, add_special_tokens=False)
+        encoding = self._tokenizer.encode(text, add_special_tokens=False)
         around = len(self._begin) * [(0, 0)], len(self.eos_ids) * [(len(text), len(text))]
-        return [*self._begin, *found.ids, *self.eos_ids], [*around[0], *found.offsets, *around[1]]
+        return [*self._begin, *encoding.ids, *self.eos_ids], [*around[0], *encoding.offsets, *around[1]]
 
     def encode_chat(self, turns: list[tuple[str, str]]) -> list[int]:
         """Returns the ids of a conversation as `prepare` writes it. Raises: ConfigError: There is no template."""
@@ -93,8 +93,8 @@ class PlainCodec:
         texts = [text for text, _ in segments]
         if turns_of(self._template)["assistant"][1]:
             texts.pop()
-        given = [number for number in markers if number < len(texts)]
-        return [*self._first, *self._encode_turns(texts, given)]
+        turns_begun = [number for number in markers if number < len(texts)]
+        return [*self._first, *self._encode_turns(texts, turns_begun)]
 
     def render_chat(self, turns: list[tuple[str, str]], *, generation_prompt: bool = True) -> str:
         """Returns the text of a conversation. Raises: ConfigError: There is no template, or it refuses."""
@@ -136,9 +136,9 @@ class PlainCodec:
         ids: list[int] = []
         learned: list[int] = []
         for text, spans, is_spelled in join_segments(parts):
-            found, mask = encoder.encode_conversation(text, spans, has_special=not is_spelled)
-            ids += found
-            learned += [token for token, is_learned in zip(found, mask, strict=True) if is_learned]
+            tokens, mask = encoder.encode_conversation(text, spans, has_special=not is_spelled)
+            ids += tokens
+            learned += [token for token, is_learned in zip(tokens, mask, strict=True) if is_learned]
         return ids, learned
 
     def _encode_turns(self, texts: list[str], markers: Sequence[int]) -> list[int]:

@@ -42,8 +42,8 @@ class QuantizedMatrix:
     def read(self, dtype: torch.dtype) -> Tensor:
         """Returns the matrix, dequantised."""
         self._state.dtype = dtype
-        found: Tensor = _functional().dequantize_4bit(self._codes, self._state)
-        return found
+        values: Tensor = _functional().dequantize_4bit(self._codes, self._state)
+        return values
 
     @property
     def num_bytes(self) -> int:

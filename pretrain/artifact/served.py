@@ -112,9 +112,9 @@ class _Answer:
             await self._send({**message, "body": body})
         elif not has_more:
             body = self._cut(self._held)
-            kept = [pair for pair in self._start["headers"] if pair[0] != b"content-length"]
+            headers = [pair for pair in self._start["headers"] if pair[0] != b"content-length"]
             length = (b"content-length", str(len(body)).encode())
-            await self._send({**self._start, "headers": [*kept, length]})
+            await self._send({**self._start, "headers": [*headers, length]})
             await self._send({**message, "body": body})
 
     def _event(self, event: bytes) -> bytes:
@@ -122,8 +122,8 @@ class _Answer:
         data = event.removeprefix(b"data: ")
         if data == event:
             return event + b"\n\n" if event else b""
-        found = self._cut(data)
-        return b"data: " + found + b"\n\n" if found else b""
+        events = self._cut(data)
+        return b"data: " + events + b"\n\n" if events else b""
 
     def _cut(self, content: bytes) -> bytes:
         """Returns an answer, or one of its events, as it is to be said; empty: nothing is yet."""
@@ -137,14 +137,14 @@ class _Answer:
         (choice,) = choices
         holder = next((choice[key] for key in ("delta", "message") if key in choice), choice)
         name = "text" if holder is choice else "content"
-        given, ends = holder.get(name) or "", choice.get("finish_reason")
-        said = "" if self._filter.is_found else self._filter.add(given)
+        text, ends = holder.get(name) or "", choice.get("finish_reason")
+        said = "" if self._filter.is_found else self._filter.add(text)
         if ends:
             said += self._filter.rest()
             choice["finish_reason"] = "stop" if self._filter.is_found else ends
-        elif given and not said:
+        elif text and not said:
             return b""
-        if given or said:
+        if text or said:
             holder[name] = said
         return json.dumps(answer, ensure_ascii=False).encode()
 

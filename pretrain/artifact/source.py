@@ -74,14 +74,14 @@ def take_apart(source: ModelSource, *, generator: bool) -> ModelSource:
                 fix="leave --generator out",
             )
         return source
-    kept = config.generator if generator else config.model_copy(update={"generator_heads": 0})
+    part = config.generator if generator else config.model_copy(update={"generator_heads": 0})
     reads = config.generator_reads
 
     def name_of(name: str) -> str:
         return GENERATOR + name if generator and not name.startswith(reads) else name
 
-    shapes = {name: source.shapes[name_of(name)] for name in parameter_shapes(kept)}
-    return replace(source, config=kept, shapes=shapes, read=lambda name: source.read(name_of(name)), read_part=None)
+    shapes = {name: source.shapes[name_of(name)] for name in parameter_shapes(part)}
+    return replace(source, config=part, shapes=shapes, read=lambda name: source.read(name_of(name)), read_part=None)
 
 
 HEAD_PARTS = ("head.", "pooler.")
@@ -201,11 +201,11 @@ class AdaptedModel:
         weight = self.source.read(name)
         shape = self.shapes[name]
         if name in self._tables and (self.num_added or weight.shape != shape):
-            known = weight[: self._old]
+            rows = weight[: self._old]
             weight = torch.zeros(shape)
-            weight[: self._old] = known
+            weight[: self._old] = rows
             if self.num_added:
-                weight[self._old : self._new] = known.mean(dim=0, dtype=torch.float64).float()
+                weight[self._old : self._new] = rows.mean(dim=0, dtype=torch.float64).float()
         if name in self.resized:
             assert self.model.input is not None
             weight = _resize_positions(weight, self.model.input.num_before, shape[0])
@@ -364,15 +364,15 @@ def find_start(start: Path, run: Path) -> Path:
 
 def find_base(start: Path, run: RunDir) -> Path:
     """Returns the place of the model under the adapters of a run. Raises: CheckpointError: It is nowhere."""
-    found = find_start(start, run.path)
-    if not split_average(found)[0].exists():
+    start_path = find_start(start, run.path)
+    if not split_average(start_path)[0].exists():
         raise CheckpointError(
             f"its adapters belong to {start}, and there is nothing there, above or beside the run",
             where=str(run.path),
             fix=f"put that model back, or name its place, in {run.config} as init.from or by "
             f"pretrain train {shlex.quote(str(run.config))} init.from=NEW/PLACE",
         )
-    return found
+    return start_path
 
 
 def merge_adapters(trained: WeightReader, config: RunConfig, open_other: Callable[[Path], ModelSource]) -> MergedModel:
@@ -394,8 +394,8 @@ def check_base(saved: str, base: AdaptedModel, run: RunDir, open_other: Callable
 
     Where the base model is another checkpoint of the same run, the error names the right one.
     """
-    found = base.fingerprint()
-    if saved == found:
+    fingerprint = base.fingerprint()
+    if saved == fingerprint:
         return
     fix = f"put back the model that init.from named when the run began, or write its place into {run.config}"
     beside = [] if base.source.run is None else sorted(base.source.run.checkpoints.glob("step-*"), reverse=True)
@@ -407,7 +407,7 @@ def check_base(saved: str, base: AdaptedModel, run: RunDir, open_other: Callable
                 break
     raise CheckpointError(
         f"its adapters were trained beside other weights than those of {base.source.path} "
-        f"(sha256 {saved[:12]} -> {found[:12]})",
+        f"(sha256 {saved[:12]} -> {fingerprint[:12]})",
         where=str(run.path),
         fix=fix,
     )

@@ -132,11 +132,11 @@ def our_scores(source: ModelSource, batch: Batch, dtype: torch.dtype, hidden: bo
     # The same rounding as in the files.
     rounded = replace(source, read=lambda name: read(name).to(dtype).float())
     model = load_model(rounded, torch.device("cpu"))
-    found = model(batch)
-    if found.logits_BTV is None or hidden:
-        return found.hidden_BTD
+    output = model(batch)
+    if output.logits_BTV is None or hidden:
+        return output.hidden_BTD
     assert model.head is not None
-    return found.logits_BTV[..., : model.head.num_scores]
+    return output.logits_BTV[..., : model.head.num_scores]
 
 
 @torch.no_grad()
@@ -179,17 +179,17 @@ def _run_theirs(model: Any, architecture: str, batch: Batch) -> tuple[Tensor, bo
     if model.config.is_encoder_decoder:
         inputs["decoder_input_ids"] = batch.tokens_BT
     if architecture.endswith(CHOICES):  # of one question
-        found = model(**{key: value[None] for key, value in inputs.items()})
-        return found.logits[0][:, None].float(), False
+        output = model(**{key: value[None] for key, value in inputs.items()})
+        return output.logits[0][:, None].float(), False
     if architecture.endswith(TEXTS) and model.config.pad_token_id is None:
         # Decoders of theirs then read a row at a time.
         rows = [{key: value[row : row + 1] for key, value in inputs.items()} for row in range(len(batch.tokens_BT))]
         return torch.cat([model(**row).logits for row in rows]).float(), False
-    found = model(**inputs)
+    output = model(**inputs)
     if architecture.endswith(SPANS):
-        return torch.stack((found.start_logits, found.end_logits), dim=-1).float(), False
-    is_hidden = getattr(found, "logits", None) is None
-    scores = found.last_hidden_state if is_hidden else found.logits
+        return torch.stack((output.start_logits, output.end_logits), dim=-1).float(), False
+    is_hidden = getattr(output, "logits", None) is None
+    scores = output.last_hidden_state if is_hidden else output.logits
     return (scores[..., None] if architecture == "ElectraForPreTraining" else scores).float(), is_hidden
 
 
@@ -199,8 +199,8 @@ def _available_bytes() -> float:
         lines = _MEMORY_INFO.read_text(encoding="ascii").splitlines()
     except OSError:
         return float("inf")
-    found = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
-    return float(next(found, "inf")) * 1024
+    values = (line.split()[1] for line in lines if line.startswith("MemAvailable:"))
+    return float(next(values, "inf")) * 1024
 
 
 @dataclass(frozen=True, slots=True)
@@ -246,9 +246,9 @@ def import_model(source: str, out: Path) -> ImportReport:
     facts = {"model": config.model_dump(mode="json"), "origin": {"imported_from": source} | kind}
     facts["generation"] = write_generation_defaults(defaults)
     write_model_folder(out, facts, files, ((name, release.read(name)) for name in release.shapes))
-    if files and (found := reads_otherwise(out / TOKENIZER_FOLDER)) is not None:
+    if files and (difference := reads_otherwise(out / TOKENIZER_FOLDER)) is not None:
         text = "%s: without the release's config.json, AutoTokenizer encodes %r as %s, not %s"
-        log.warning(text, out / TOKENIZER_FOLDER, found.text, found.theirs, found.ours)
+        log.warning(text, out / TOKENIZER_FOLDER, difference.text, difference.theirs, difference.ours)
     return ImportReport(
         model_type=model_type,
         shape=config.shape,
@@ -328,12 +328,12 @@ def export_model(
         log.warning("%s: %s", out, why)
     if not files:
         return written
-    if (found := reads_otherwise(out)) is not None:
+    if (difference := reads_otherwise(out)) is not None:
         text = (
             "%s: AutoTokenizer reads this tokenizer by the rules of %s, which gives other ids: "
             "%r is %s, not %s; load its tokenizer.json with PreTrainedTokenizerFast instead"
         )
-        log.warning(text, out, written.model_type, found.text, found.theirs, found.ours)
+        log.warning(text, out, written.model_type, difference.text, difference.theirs, difference.ours)
     if described.run is not None and not _chats_as_trained(described, out):
         log.warning(
             "%s: its chat template gives other ids than the training, which encodes turns and the text around them "
@@ -370,8 +370,8 @@ def write_served(model: Path, parent: Path, dtype: str) -> tuple[Path, bool]:
     # A request with a temperature draws only where this says so; one of 0 is greedy all the same.
     # What a release says stays.
     path.write_text(json.dumps({"do_sample": True} | values, indent=2) + "\n", encoding="utf-8")
-    known = folder / "tokenizer_config.json"  # older ones have it in there
-    text = known.read_text(encoding="utf-8") if known.is_file() else ""
+    settings_file = folder / "tokenizer_config.json"  # older ones have it in there
+    text = settings_file.read_text(encoding="utf-8") if settings_file.is_file() else ""
     return folder, (folder / CHAT_TEMPLATE).exists() or '"chat_template"' in text
 
 
@@ -382,7 +382,7 @@ def _metrics_of(run: RunDir, checkpoint: WeightReader) -> dict[str, float]:
     validation.
     """
     step = int(checkpoint.manifest.state["step"])
-    found = {"step": float(step)}
+    metrics = {"step": float(step)}
     for row in read_rows(run.metrics):
         if row.get("step") != step:
             continue
@@ -390,8 +390,8 @@ def _metrics_of(run: RunDir, checkpoint: WeightReader) -> dict[str, float]:
             is_own = (key == _OF_AVERAGE) == checkpoint.averaged
             is_measured = (key == "loss" or key.startswith("val_")) and is_own
             if isinstance(value, int | float) and (is_measured or key in TARGET_COUNTS):
-                found[key] = float(value)
-    return found
+                metrics[key] = float(value)
+    return metrics
 
 
 def _chats_as_trained(source: ModelSource, out: Path) -> bool:

@@ -72,12 +72,12 @@ def label_fonts() -> list[str]:
 def _drawable_code_points() -> frozenset[int]:
     from matplotlib import font_manager
 
-    found: set[int] = set()
+    code_points: set[int] = set()
     for name in label_fonts():
         font = font_manager.FontProperties(family=[name])
         path = font_manager.findfont(font, fallback_to_default=False)
-        found |= font_manager.get_font(path).get_charmap().keys()
-    return frozenset(found)
+        code_points |= font_manager.get_font(path).get_charmap().keys()
+    return frozenset(code_points)
 
 
 def is_drawable(character: str) -> bool:

@@ -92,8 +92,8 @@ def see_image(model: LanguageModel, config: ModelConfig, images: ImagesConfig, r
     out = None if request.out is None else str(request.out)
     if not request.rollout:
         return {"image": str(request.image), "heads": summaries, "out": out}
-    kept = {key: summaries[0][key] for key in ("entropy_bits", "strongest_key")}
-    return {"image": str(request.image), "rollout": kept, "out": out}
+    figures = {key: summaries[0][key] for key in ("entropy_bits", "strongest_key")}
+    return {"image": str(request.image), "rollout": figures, "out": out}
 
 
 def build_image_row(pixels: np.ndarray, config: ModelConfig, model: LanguageModel) -> Batch:

@@ -40,8 +40,8 @@ def attention_command(
         what = "the model needs one input" if text is None else "--text and --image are two inputs"
         raise ConfigError(what, fix="give --text, or to a model of images --image")
     if image is not None:
-        given = {"--target": target, "--kind": kind}
-        for name in (name for name, value in given.items() if value is not None):
+        options = {"--target": target, "--kind": kind}
+        for name in (name for name, value in options.items() if value is not None):
             raise ConfigError(f"{name} is of text", fix="leave it out, or give --text")
         facts = _see_image(model, image, layer, head, rollout, out, device)
     elif rollout:

@@ -61,13 +61,13 @@ def prepare_command(
         "max_skipped_share": max_skipped_share,
         "split": split,
     }
-    given: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
+    options: dict[str, Any] = {name: value for name, value in named.items() if value is not None}
     if system == "webdataset":  # tars are read as they are, not converted
-        given = {"kind": "images", "format": system} | given
+        options = {"kind": "images", "format": system} | options
         if output is None or not inputs:
             raise typer.BadParameter("--from webdataset needs --input and --output")
     elif system is not None:
-        _refuse_with_from(given, part)
+        _refuse_with_from(options, part)
         _convert(system, output, inputs, tokenizer, split, dtype, processes)
         return
     else:
@@ -79,7 +79,7 @@ def prepare_command(
         raise UsageError("Missing option '--output'", context)
     else:
         # A shell expands an unquoted glob: `--input a.txt b.txt` is meant as it reads.
-        config = short_prepare(inputs=inputs, **given)
+        config = short_prepare(inputs=inputs, **options)
     print(run_prepare(config, part, processes))
 
 

@@ -130,13 +130,13 @@ def _calibrate(asked: "TrialOptions", gpu: str | None, output: Path | None, as_j
             remove_dir(asked.folder)
     if measured is None:
         return 0  # rank 0 writes it
-    calibration, found = measured
+    calibration, facts = measured
     path = output or calibration_folder() / f"{calibration.gpu}.json"
     save_calibration(calibration, path)
     if as_json:
-        print_json({"path": str(path), "calibration": asdict(calibration), "measured": found})
+        print_json({"path": str(path), "calibration": asdict(calibration), "measured": facts})
         return 0
-    for name, value, share in describe(calibration, found):
+    for name, value, share in describe(calibration, facts):
         print(f"{name:<24}{value:>18}   {share}".rstrip())
     print(f"written to {path}")
     return 0

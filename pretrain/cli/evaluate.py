@@ -123,8 +123,8 @@ def _check_target(
     """Checks that options name one way of measuring. Raises: ConfigError."""
     fix = "give --data, --tasks, or both --source and --reference"
     if (source is None) != (reference is None):
-        given, missing = ("--reference", "--source") if source is None else ("--source", "--reference")
-        raise ConfigError(f"{given} needs {missing}, which is missing", fix=fix)
+        option, missing = ("--reference", "--source") if source is None else ("--source", "--reference")
+        raise ConfigError(f"{option} needs {missing}, which is missing", fix=fix)
     if sum(map(bool, (data, source, tasks))) > 1:
         raise ConfigError("ambiguous evaluation target", fix=fix)
     if chat and tasks is None:

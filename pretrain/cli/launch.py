@@ -80,10 +80,10 @@ def launch_slurm_command(
     waits = singleton or jobs > 1
     request = LaunchRequest(nodes, time, gpus_per_node, ranks_per_node, cast("Mode", mode), waits)
     words = [config, *(overrides or [])]
-    given = [word for word in words[1:] if "=" in word]
+    settings = [word for word in words[1:] if "=" in word]
     configs = [words[0], *(word for word in words[1:] if "=" not in word)]
     load = partial(load_config, extensions="ask" if dry_run else "import")
-    loaded = [load(config, given)]
+    loaded = [load(config, settings)]
     is_array = bool(vary) or len(configs) > 1
     if is_array:
         if jobs > 1:
@@ -94,7 +94,7 @@ def launch_slurm_command(
             )
         first = loaded[0]
         name = first.run.name
-        shared = [*given, f"tracking.group={json.dumps(first.tracking.group or name)}"]
+        shared = [*settings, f"tracking.group={json.dumps(first.tracking.group or name)}"]
         elements = enumerate(product(configs, parse_vary(vary or [])))
         loaded = [load(one, [*shared, *items, f"run.name={name}-{number}"]) for number, (one, items) in elements]
     submit_runs(loaded, request, site, jobs=jobs, dry_run=dry_run, force=force)
@@ -140,8 +140,8 @@ def submit_runs(
         _submit(configs, specs, jobs)
         return
     queue = check_queue([configs[number] for number in specs], list(specs.values()))
-    found = f"{partition}; {queue}; {_show(first, configs, list(specs))}"
-    typer.echo(f"not submitted; config, data and run folder are checked; {found}", err=True)
+    place = f"{partition}; {queue}; {_show(first, configs, list(specs))}"
+    typer.echo(f"not submitted; config, data and run folder are checked; {place}", err=True)
 
 
 def _queued_lines(configs: "list[RunConfig]") -> list[str]:
@@ -247,14 +247,14 @@ def _runs_of(folder: Path) -> list[Path]:
     """
     from pretrain_launch.runs import is_run
 
-    found: list[Path] = []
+    runs: list[Path] = []
     if (folder / "ladder.yaml").is_file():
         from pretrain.scale.ladder import load_ladder, run_path
 
-        found = [run_path(folder, run.name) for run in load_ladder(folder).runs]
+        runs = [run_path(folder, run.name) for run in load_ladder(folder).runs]
     elif not is_run(folder):
-        found = _elements(folder)
-    return [run.absolute() for run in found if is_run(run)] or [_checked(folder)]
+        runs = _elements(folder)
+    return [run.absolute() for run in runs if is_run(run)] or [_checked(folder)]
 
 
 def _elements(sweep: Path) -> list[Path]:

@@ -105,8 +105,8 @@ def presets_command(
         model = ModelConfig.model_validate(expand_preset({"preset": name}))
         stack = model.last_stack
         size = {"layers": stack.layers, "width": stack.width, "heads": stack.heads, "context": model.max_seq_len}
-        known = known_model(model, vocabulary)
-        counted = {"V": known.vocab_size, "parameters": count_parameters(known)}
+        model_facts = known_model(model, vocabulary)
+        counted = {"V": model_facts.vocab_size, "parameters": count_parameters(model_facts)}
         rows.append({"preset": name, "stacks": model.shape, **size, **counted})
     if as_json:
         print_json(rows)

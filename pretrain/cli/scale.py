@@ -181,22 +181,22 @@ def scale_fit_command(ladder: LadderFolder, as_json: Json = False) -> None:
     )
     from pretrain.scale.scale_page import PAGE, write_page
 
-    found = load_ladder(ladder)
-    target = run_path(ladder, found.target.name)
+    plan = load_ladder(ladder)
+    target = run_path(ladder, plan.target.name)
     if (ladder / PREDICTION).exists() and (target / "run.json").exists():
         raise LockedError(
             f"{target} has begun, and has a prediction already",
             where=str(ladder / PREDICTION),
             fix="compare them: pretrain scale score LADDER RUN",
         )
-    outcomes = {run.name: read_point(run_path(ladder, run.name)) for run in found.runs}
+    outcomes = {run.name: read_point(run_path(ladder, run.name)) for run in plan.runs}
     left_out = {name: outcome for name, outcome in outcomes.items() if isinstance(outcome, str)}
     for name, reason in left_out.items():
         typer.echo(f"{name} is left out: {reason}", err=True)
     points = [outcome for outcome in outcomes.values() if not isinstance(outcome, str)]
-    fit = fit_ladder(points, found.rule.tokens_per_parameter)
-    predicted = _predict(ladder, found, fit)
-    facts = prediction_facts(fit, found.name, found.budget, predicted, left_out)
+    fit = fit_ladder(points, plan.rule.tokens_per_parameter)
+    predicted = _predict(ladder, plan, fit)
+    facts = prediction_facts(fit, plan.name, plan.budget, predicted, left_out)
     facts = write_prediction(ladder / PREDICTION, facts)
     write_page(ladder / PAGE, facts)
     if as_json:
@@ -217,19 +217,19 @@ def scale_score_command(ladder: LadderFolder, run: RunFolder, as_json: Json = Fa
     from pretrain.scale.scale_page import PAGE, write_page
 
     facts = load_prediction(ladder / PREDICTION)
-    found = score(facts, run)
-    write_page(ladder / PAGE, facts, found)
+    scored = score(facts, run)
+    write_page(ladder / PAGE, facts, scored)
     if as_json:
-        print_json(asdict(found))
+        print_json(asdict(scored))
         return
-    predicted = found.predicted
-    inside = "inside" if found.is_inside else "outside"
-    typer.echo(f"measured   {found.measured:.4f}  {found.run}")
-    typer.echo(f"predicted  {predicted.loss:.4f}  off by {100 * found.error:+.2f}%")
+    predicted = scored.predicted
+    inside = "inside" if scored.is_inside else "outside"
+    typer.echo(f"measured   {scored.measured:.4f}  {scored.run}")
+    typer.echo(f"predicted  {predicted.loss:.4f}  off by {100 * scored.error:+.2f}%")
     typer.echo(f"95%        {predicted.low:.4f} to {predicted.high:.4f}: the measured loss is {inside}")
-    if not found.is_before:
+    if not scored.is_before:
         typer.echo(
-            f"after the fact: the run began {found.began}, the prediction is of {found.written}",
+            f"after the fact: the run began {scored.began}, the prediction is of {scored.written}",
             err=True,
         )
     typer.echo(f"{ladder / PAGE}: open it in a browser")
@@ -266,26 +266,26 @@ def coordinates_command(
             where="--widths",
             fix="for example 64,128",
         )
-    found = check_coordinates(load_config(config, overrides or [], extensions="require"), chosen, steps)
+    report = check_coordinates(load_config(config, overrides or [], extensions="require"), chosen, steps)
     if output is not None:
-        write_file(output, draw_coordinates(found, image_format))
-    slopes = found.slopes()
-    layer, slope = found.worst()
+        write_file(output, draw_coordinates(report, image_format))
+    slopes = report.slopes()
+    layer, slope = report.worst()
     if as_json:
         # A size of 0, as that of the change at step 0, has no slope.
         shown = [[None if value != value else value for value in row] for row in slopes.tolist()]
-        facts: dict[str, Any] = {"widths": found.widths, "layers": found.layers}
-        facts |= {"sizes": found.sizes.tolist(), "slopes": shown}
-        print_json(facts | {"tolerance": TOLERANCE, "flat": found.is_flat()})
+        facts: dict[str, Any] = {"widths": report.widths, "layers": report.layers}
+        facts |= {"sizes": report.sizes.tolist(), "slopes": shown}
+        print_json(facts | {"tolerance": TOLERANCE, "flat": report.is_flat()})
         return
-    heads = [f"width {width}" for width in found.widths]
+    heads = [f"width {width}" for width in report.widths]
     table = _table("mean |activation|", "layer", "step", *heads, "slope")
     for step, rows in enumerate(slopes.tolist()):
-        for number, (name, value) in enumerate(zip(found.layers, rows, strict=True)):
-            sizes = [f"{size:.4g}" for size in found.sizes[:, step, number]]
+        for number, (name, value) in enumerate(zip(report.layers, rows, strict=True)):
+            sizes = [f"{size:.4g}" for size in report.sizes[:, step, number]]
             table.add_row(name, str(step), *sizes, "" if math.isnan(value) else f"{value:+.2f}")
     console().print(table)
-    verdict = "flat" if found.is_flat() else "not flat"
+    verdict = "flat" if report.is_flat() else "not flat"
     after = plural(steps, "step")
     largest = f"the largest slope after {after} is {slope:+.2f} ({layer})"
     print(f"\n{verdict}: {largest}, the tolerance {TOLERANCE}")
@@ -389,10 +389,10 @@ def _show_fit(facts: dict[str, Any], folder: Path) -> None:
     typer.echo(f"L(N, D) = {law_text(ScalingLaw(**facts['law']))}")
     typer.echo(f"L(C) = {line_text(LineLaw(**facts['line_law']))}, on the line of the large run")
     best = facts["optimal"]
-    found = "the runs do not tell it"
+    text = "the runs do not tell it"
     if is_near(best["parameters"], facts["predicted"][0]["parameters"]):
-        found = f"{count(best['parameters'])} (95% {count(best['low'])} to {count(best['high'])})"
-    typer.echo(f"best N at {facts['budget']:.3g} FLOPs: {found}")
+        text = f"{count(best['parameters'])} (95% {count(best['low'])} to {count(best['high'])})"
+    typer.echo(f"best N at {facts['budget']:.3g} FLOPs: {text}")
     for run in facts["predicted"]:
         size = f"N={count(run['parameters'])}, {count(run['tokens'])} tokens"
         typer.echo(f"{run['name']}: {size}: predicted {run['loss']:.4f} (95% {run['low']:.4f} to {run['high']:.4f})")

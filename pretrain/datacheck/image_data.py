@@ -149,7 +149,7 @@ def longest_caption(store: ShardStore, index: DataIndex) -> int:
 
 def count_images(store: ShardStore, index: DataIndex, tick: Tick) -> dict[str, Any]:
     """Reads the headers of all images; returns the facts of each split. Raises: DataError."""
-    found = {}
+    totals = {}
     for name, split in index.splits.items():
         shards = ShardSet(store, index, name)
         with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
@@ -158,8 +158,8 @@ def count_images(store: ShardStore, index: DataIndex, tick: Tick) -> dict[str, A
         kinds = sum((kinds for _, kinds, _ in counts), Counter[tuple[str, str]]())
         sizes = np.concatenate([sizes for _, _, sizes in counts])
         captions = _count_captions(shards) if index.has_tokenizer else {}
-        found[name] = {"images": split.num_documents} | shard_totals(split) | captions
-        found[name] |= {
+        totals[name] = {"images": split.num_documents} | shard_totals(split) | captions
+        totals[name] |= {
             "classes": {label: labels[number] for number, label in enumerate(index.labels)},
             "sizes": {
                 side: dict(zip(("min", "median", "max"), values, strict=True))
@@ -167,7 +167,7 @@ def count_images(store: ShardStore, index: DataIndex, tick: Tick) -> dict[str, A
             },
             "kinds": {f"{suffix} {mode}": count for (suffix, mode), count in kinds.most_common()},
         }
-    return found
+    return totals
 
 
 def _count_captions(shards: ShardSet) -> dict[str, Any]:

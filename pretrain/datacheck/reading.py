@@ -195,8 +195,8 @@ def _leave_out(shards: ShardSet, lengths: RowLengths, token_sum: int) -> tuple[i
 
 def _owned_by_samples(num_tokens: int, seq_len: int, rows: TokenRows) -> Columns:
     """Returns the epoch's inputs: the tokens behind them in its last row are the next epoch's."""
-    left = num_tokens - rows.sample_ids * seq_len
-    return np.zeros_like(left), np.clip(left, 0, seq_len)
+    remaining = num_tokens - rows.sample_ids * seq_len
+    return np.zeros_like(remaining), np.clip(remaining, 0, seq_len)
 
 
 def _owned_by_windows(rows: TokenRows) -> Columns:
@@ -208,5 +208,5 @@ def _owned_by_windows(rows: TokenRows) -> Columns:
 def _owned_by_documents(num_samples: int, rows: TokenRows) -> Columns:
     """Returns whole documents: a token beyond the row, the target of its last, is the next's."""
     assert rows.num_tokens is not None, "rows of documents count their real tokens"
-    own = np.where(rows.sample_ids < num_samples, rows.num_tokens, 0)
-    return np.zeros_like(own), np.minimum(own, rows.tokens.shape[1] - 1)
+    num_tokens = np.where(rows.sample_ids < num_samples, rows.num_tokens, 0)
+    return np.zeros_like(num_tokens), np.minimum(num_tokens, rows.tokens.shape[1] - 1)

@@ -139,11 +139,11 @@ def _read_parts(course: ReadingPlan, world_size: int, steps: range, limit: int, 
         positions = range(cursor + rows.start, min(cursor + rows.stop, limit))
         if not positions:
             return _Part(np.empty(0, np.int64), 0, 0, RowHashes())
-        found = read(positions)
-        low, high = course.owned(found)
-        columns = np.arange(found.tokens.shape[1])
-        owned = found.tokens[(columns >= low[:, None]) & (columns < high[:, None])]
-        return _Part(found.sample_ids, len(owned), sums(owned), hash_rows(found))
+        part = read(positions)
+        low, high = course.owned(part)
+        columns = np.arange(part.tokens.shape[1])
+        owned = part.tokens[(columns >= low[:, None]) & (columns < high[:, None])]
+        return _Part(part.sample_ids, len(owned), sums(owned), hash_rows(part))
 
     prefetcher = Prefetcher(read_part, depth=PREFETCH, workers=THREADS)
     try:

@@ -51,10 +51,10 @@ def check_files(store: ShardStore, index: DataIndex, tick: Tick) -> dict[str, in
     sets = [ShardSet(store, index, name) for name in names]
     places = [(shards, number) for shards in sets for number in range(len(shards))]
     with ThreadPoolExecutor(min(os.cpu_count() or 1, MAX_THREADS)) as pool:
-        found = list(pool.map(lambda place: _check_shard(place[0], place[1], sums, tick), places))
-    raise_all([error for error in found if isinstance(error, DataError)])
+        parts = list(pool.map(lambda place: _check_shard(place[0], place[1], sums, tick), places))
+    raise_all([error for error in parts if isinstance(error, DataError)])
     token_sums = dict.fromkeys(index.splits, 0)
-    for (shards, _), total in zip(places, found, strict=True):
+    for (shards, _), total in zip(places, parts, strict=True):
         assert isinstance(total, int)
         token_sums[shards.name] = (token_sums[shards.name] + total) % 2**64
     return token_sums
@@ -114,15 +114,15 @@ def _check_shard(shards: ShardSet, place: int, sums: TokenSums, tick: Tick) -> i
     try:
         reader = shards.reader(place)
         expected = {side: shards.lengths(place, side) for side in sides}
-        found: dict[str, list[np.ndarray]] = {side: [] for side in sides}
+        lengths_read: dict[str, list[np.ndarray]] = {side: [] for side in sides}
         for number in range(shard.num_members):
             lengths = {side: _check_ragged(reader, number, side, shards.index) for side in sides}
             _check_beside(reader, number, lengths, shards.index)
             for side in sides:
-                found[side].append(lengths[side])
+                lengths_read[side].append(lengths[side])
             total += sums(reader.member(number)[0])
             tick(shard.num_bytes / shard.num_members)
-        if any(not np.array_equal(expected[side], np.concatenate(found[side])) for side in sides):
+        if any(not np.array_equal(expected[side], np.concatenate(lengths_read[side])) for side in sides):
             raise DataError(
                 "its lengths are not those of the documents",
                 where=shard.lengths.name,

@@ -183,10 +183,10 @@ class _RowWriter:
 
     def _spell(self, before: list[int], ids: list[int]) -> str:
         """Returns the text of ids behind others; a character on a border is broken on both sides."""
-        known = self._tokenizer.decode(before, skip_special_tokens=False)
+        beginning = self._tokenizer.decode(before, skip_special_tokens=False)
         text = self._tokenizer.decode(before + ids, skip_special_tokens=False)
-        if text.startswith(known):
-            text = text[len(known) :]
+        if text.startswith(beginning):
+            text = text[len(beginning) :]
         else:
             text = self._tokenizer.decode(ids, skip_special_tokens=False)
         if _BROKEN in text and len(ids) == 1:
@@ -233,8 +233,8 @@ def _split_sides(raw: TokenRows, made: ModelRows, kinds: Sequence[TokenKind]) ->
     documents = _first(made.documents, np.zeros(len(inputs), np.int32))
     positions = _first(made.positions, np.arange(len(inputs)))
     if made.source is None:
-        known = zip(inputs, targets, kinds, strict=True)
-        tokens = [target if kind in HIDDEN else token for token, target, kind in known]
+        columns = zip(inputs, targets, kinds, strict=True)
+        tokens = [target if kind in HIDDEN else token for token, target, kind in columns]
         filled = len(inputs) - made.num_padding
         return _Side(tokens, inputs, targets, kinds, documents, positions, filled), None
     # A token without a loss is seen where the next place of its document reads it.

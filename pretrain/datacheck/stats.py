@@ -115,12 +115,12 @@ def _count_tokens(shards: ShardSet, place: int, tick: Tick) -> tuple[np.ndarray,
         if index.layout.has_source:
             sides.append(reader.source(number)[0])
         for part in chain.from_iterable(map(chunks, sides)):
-            found = np.bincount(part, minlength=index.vocab_size)
-            if len(found) > index.vocab_size:
-                what = f"{number:08d} holds token {len(found) - 1}"
+            occurrences = np.bincount(part, minlength=index.vocab_size)
+            if len(occurrences) > index.vocab_size:
+                what = f"{number:08d} holds token {len(occurrences) - 1}"
                 what += f", the vocabulary {index.vocab_size} ids"
                 raise DataError(what, where=shard.name, fix=FIX)
-            counts += found
+            counts += occurrences
         if index.layout.loss_mask:
             num_learned += int((reader.loss(number) & 1).sum())
         tick(shard.num_bytes / shard.num_members)
@@ -147,8 +147,8 @@ def _describe_lengths(shards: ShardSet, side: str) -> dict[str, Any]:
     """Returns the lengths of documents on a side; the histogram has a bin a power of two."""
     documents = Counter[int]()
     for place in range(len(shards)):
-        found, counts = np.unique(shards.lengths(place, side), return_counts=True)
-        documents.update(dict(zip(found.tolist(), counts.tolist(), strict=True)))
+        values, counts = np.unique(shards.lengths(place, side), return_counts=True)
+        documents.update(dict(zip(values.tolist(), counts.tolist(), strict=True)))
     lengths = np.array(sorted(documents))
     counts = np.array([documents[length] for length in lengths.tolist()])
     # A percentile is the shortest length that so many documents do not exceed.

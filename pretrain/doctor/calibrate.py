@@ -152,18 +152,18 @@ def calibrate(
     shape = asdict(shape_of(asked.loaded, asked.cluster.device))
     tell(f"kernels, on {plural(num_ranks, 'rank')}")
     if asked.place.is_started:
-        found = measure(dist.read_world(), shape)
+        facts = measure(dist.read_world(), shape)
         if asked.place.rank:
             return None
     else:
-        found = run_ranks("pretrain.doctor.calibrate:measure", num_ranks, shape, within_s=600.0)
-    calibration = build_calibration(found, gpu_name)
+        facts = run_ranks("pretrain.doctor.calibrate:measure", num_ranks, shape, within_s=600.0)
+    calibration = build_calibration(facts, gpu_name)
     tell(f"{_STEPS} steps of a small run of the config")
     timed = _time_step(asked, calibration, tell)
     if timed is None:
         tell("the steps could not be timed: with an efficiency of 1, predictions are too fast")
-        return calibration, found
-    return with_step(calibration, *timed), found
+        return calibration, facts
+    return with_step(calibration, *timed), facts
 
 
 def _time_step(
@@ -225,18 +225,18 @@ def measure(world: World, arguments: dict[str, Any]) -> dict[str, Any]:
     }
     speed = all_reduce_speed(torch, world, device, _SUMMED[device]) if world.size > 1 else None
     mine["group_bytes"] = max(0, _used_bytes(torch, device) - overhead)
-    found = dist.gather_objects(mine)
+    measures = dist.gather_objects(mine)
     torch.distributed.destroy_process_group()
-    rows = zip(*(one["products"] for one in found), strict=True)  # a width each, of all ranks
+    rows = zip(*(one["products"] for one in measures), strict=True)  # a width each, of all ranks
     processor = platform.processor() or platform.machine()
     return {
         "products": [min(row) for row in rows],
-        **{name: min(one[name] for one in found) for name in ("attention", "memory", "memory_bytes")},
-        "overhead_bytes": max(one["overhead_bytes"] for one in found),
-        "group_bytes": None if speed is None else max(one["group_bytes"] for one in found),
+        **{name: min(one[name] for one in measures) for name in ("attention", "memory", "memory_bytes")},
+        "overhead_bytes": max(one["overhead_bytes"] for one in measures),
+        "group_bytes": None if speed is None else max(one["group_bytes"] for one in measures),
         "all_reduce": speed,
         "host": mine["host"],
-        "num_hosts": len({one["host"] for one in found}),
+        "num_hosts": len({one["host"] for one in measures}),
         "num_ranks": world.size,
         "device": torch.cuda.get_device_name() if device == "cuda" else processor,
         "versions": {"torch": torch.__version__, **build_versions(torch)},

@@ -53,11 +53,11 @@ def report_of(facts: dict[str, Any]) -> Report:
 def read_reports(text: str) -> list[Report]:
     """Reads reports, a line of JSON each, as `--quick --json` prints them; skips other lines."""
     adapter = TypeAdapter(Report)
-    found = []
+    reports = []
     for line in text.splitlines():
         with suppress(ValueError):
-            found.append(adapter.validate_json(line))
-    return found
+            reports.append(adapter.validate_json(line))
+    return reports
 
 
 def list_hosts(hosts: Sequence[str]) -> str:
@@ -70,15 +70,15 @@ def merge_reports(reports: Sequence[Report]) -> list[Check]:
     """Merges the checks of several hosts; those that do not pass name their hosts."""
     merged: list[Check] = []
     for name in dict.fromkeys(check.name for report in reports for check in report.checks):
-        found = [(report.host, check) for report in reports for check in report.checks if check.name == name]
+        entries = [(report.host, check) for report in reports for check in report.checks if check.name == name]
         bad: dict[Check, list[str]] = {}
-        for host, check in found:
+        for host, check in entries:
             if check.status != "pass" and host not in bad.setdefault(check, []):
                 bad[check].append(host)
         if not bad:
-            host, first = found[0]
-            is_same = len({check.detail for _, check in found}) == 1
-            more = f"{host}: {first.detail}; {len(found) - 1} more pass"
+            host, first = entries[0]
+            is_same = len({check.detail for _, check in entries}) == 1
+            more = f"{host}: {first.detail}; {len(entries) - 1} more pass"
             merged.append(first if is_same else replace(first, detail=more))
         for check, hosts in bad.items():
             merged.append(replace(check, detail=f"{list_hosts(hosts)}: {check.detail}"))

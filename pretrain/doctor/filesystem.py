@@ -189,5 +189,5 @@ def find_mount(folder: Path) -> tuple[str, str]:
     target = folder.resolve()
     above = [one for one in psutil.disk_partitions(all=True) if target.is_relative_to(one.mountpoint)]
     # Of two file systems at one mount point, the later one hides the earlier one.
-    found = max(reversed(above), key=lambda one: len(one.mountpoint), default=None)
-    return (found.fstype, found.mountpoint) if found else ("", "")
+    mount = max(reversed(above), key=lambda one: len(one.mountpoint), default=None)
+    return (mount.fstype, mount.mountpoint) if mount else ("", "")

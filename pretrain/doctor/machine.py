@@ -48,13 +48,13 @@ def ask_driver() -> tuple[list[GpuFound], str]:
 
 def parse_gpus(text: str) -> list[GpuFound]:
     """Reads the output of `nvidia-smi`; lines and numbers that are none are left out."""
-    found = []
+    gpus = []
     for line in text.splitlines():
         parts = [part.strip() for part in line.split(",")]
         if len(parts) == 4:
             memory_mib, capability = (_number_of(parts[at]) for at in (1, 3))
-            found.append(GpuFound(parts[0], int(memory_mib * 2**20), parts[2], capability))
-    return found
+            gpus.append(GpuFound(parts[0], int(memory_mib * 2**20), parts[2], capability))
+    return gpus
 
 
 def _number_of(text: str) -> float:
@@ -117,8 +117,8 @@ def check_processor_bf16(engine: EngineConfig, flags: set[str] | None = None) ->
     """Checks that a CPU has instructions for bf16 if the config computes in it."""
     if engine.precision != "bf16":
         return None
-    found = _processor_flags() if flags is None else flags
-    if found & {"avx512_bf16", "amx_bf16", "bf16"}:
+    cpu_flags = _processor_flags() if flags is None else flags
+    if cpu_flags & {"avx512_bf16", "amx_bf16", "bf16"}:
         return Check("bf16", "pass", "the CPU has instructions for it")
     text = "the CPU has no instructions for it: it is emulated, slowly"
     return Check("bf16", "warn", text, "use engine.precision=fp32 on CPUs")
@@ -194,9 +194,9 @@ def check_shared_memory(ranks_here: int) -> Check | None:
 def check_compiler(engine: EngineConfig, environment: Mapping[str, str] = os.environ) -> Check:
     """Finds the C++ compiler that DeepSpeed's host optimizer and torch.compile need."""
     name = environment.get("CXX") or "g++"
-    found = shutil.which(name) or shutil.which("c++")
-    if found:
-        return Check("compiler", "pass", found)
+    compiler = shutil.which(name) or shutil.which("c++")
+    if compiler:
+        return Check("compiler", "pass", compiler)
     needs = ["engine.offload_optimizer=cpu"] if engine.offload_optimizer != "none" else []
     needs += ["engine.compile=true"] if engine.compile is True else []
     if needs:

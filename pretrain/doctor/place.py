@@ -63,10 +63,10 @@ def slurm_environment(environment: Mapping[str, str]) -> dict[str, str]:
 
 def first_node(nodes: str) -> str:
     """Returns the first name of Slurm's list: `gpu03` of `gpu[03-05],login`. Raises: LaunchError."""
-    found = re.match(r"([A-Za-z0-9._-]+)(?:\[(\d+)[^\]]*\])?", nodes)
-    if found is None:
+    match = re.match(r"([A-Za-z0-9._-]+)(?:\[(\d+)[^\]]*\])?", nodes)
+    if match is None:
         raise LaunchError(
             f"the node list {nodes!r} cannot be read",
             fix="set MASTER_ADDR to the first node's name",
         )
-    return found[1] + (found[2] or "")
+    return match[1] + (match[2] or "")

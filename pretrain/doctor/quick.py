@@ -51,7 +51,7 @@ def look(config: RunConfig | None, place: JobTopology, *, is_quick: bool) -> Rep
     folder = config.folder if config else Path("runs")
     gpus, problem = ([], "") if engine.device == "cpu" else ask_driver()
     needed, batch_checks = _plan_ranks(config, place)
-    found = [
+    checks = [
         check_packages(versions, config is None or engine.kind == "deepspeed"),
         *check_gpus(engine, gpus, problem, place.local_size),
         None if gpus else check_processor_bf16(engine),
@@ -68,7 +68,7 @@ def look(config: RunConfig | None, place: JobTopology, *, is_quick: bool) -> Rep
         check_wandb(config.tracking.wandb if config else "auto", is_quick=is_quick),
         check_tracker_packages(config.tracking) if config else None,
     ]
-    return Report(host, [check for check in found if check is not None], versions)
+    return Report(host, [check for check in checks if check is not None], versions)
 
 
 def _checkpoint_room(config: RunConfig | None) -> int:

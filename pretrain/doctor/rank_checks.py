@@ -52,14 +52,14 @@ def meet(
     took = start_group(torch, world, device)
     host = asdict(report) if report else None
     all_facts = dist.gather_objects({"rank": asdict(mine), "took": took, "host": host})
-    own = [report_of(one["rank"]) for one in all_facts]
+    reports = [report_of(one["rank"]) for one in all_facts]
     slowest = max(one["took"] for one in all_facts)
     ranks = plural(world.size, "rank")
-    *checks, same = compare_reports(own)
+    *checks, same = compare_reports(reports)
     checks.append(Check("rendezvous", "pass", f"{ranks} met in {slowest:.1f} s"))
     checks += [same, _check_seen(world, folder)]
     if world.size > 1:
-        num_hosts = len({one.host for one in own})
+        num_hosts = len({one.host for one in reports})
         speed = all_reduce_speed(torch, world, device, _BYTES[device]) / 1e9
         where = f"{ranks} on {plural(num_hosts, 'host')}"
         text = f"{speed:.2f} GB/s a rank over {torch.distributed.get_backend()}, {where}"
@@ -171,11 +171,11 @@ def import_torch() -> Any:
 
 def build_versions(torch: Any) -> dict[str, str]:
     """Returns the versions that torch was built with; builds of one torch version may differ."""
-    found = {"cuda": torch.version.cuda or "none", "hip": getattr(torch.version, "hip", None) or "none"}
-    if torch.cuda.is_available() and found["cuda"] != "none":
-        found["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
-        found["cudnn"] = str(torch.backends.cudnn.version())
-    return found
+    versions = {"cuda": torch.version.cuda or "none", "hip": getattr(torch.version, "hip", None) or "none"}
+    if torch.cuda.is_available() and versions["cuda"] != "none":
+        versions["nccl"] = ".".join(str(part) for part in torch.cuda.nccl.version())
+        versions["cudnn"] = str(torch.backends.cudnn.version())
+    return versions
 
 
 def check_torch(torch: Any, engine: EngineConfig, gpus: list[GpuFound]) -> list[Check]:

@@ -215,10 +215,10 @@ def compare_ledgers(ledgers: Mapping[str, Sequence[AuditRow]], tolerance: float)
     if len(ledgers) < 2:
         text = "fewer than two stages have trained"
         return Check(name, "fail", text, "fix the stages first", EXIT_DIVERGED)
-    (first, wanted), *others = ledgers.items()
+    (first, wanted), *rest = ledgers.items()
     worst = 0.0
     where = ""
-    for other, rows in others:
+    for other, rows in rest:
         if [(row.digest, row.tokens) for row in rows] != [(row.digest, row.tokens) for row in wanted]:
             text = f"{other} has read other samples than {first}"
             return Check(name, "fail", text, "report it as a bug, with both audit.jsonl", EXIT_DIVERGED)

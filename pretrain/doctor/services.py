@@ -25,43 +25,43 @@ def check_name(host: str, is_alone: bool) -> Check:
     """Checks that the name of this host stands for an address that other hosts can use."""
     bad: Status = "warn" if is_alone else "fail"
     fix = f"have {host} in DNS or in every /etc/hosts, with its address in the nodes' network"
-    found = resolve(host)
-    if found is None:
+    addresses = resolve(host)
+    if addresses is None:
         text = f"{host} is not looked up within {RESOLVE_WITHIN_S:.0f} s"
         return Check("hostname", bad, text, f"fix the name servers, or {fix}")
-    if not found:
+    if not addresses:
         return Check("hostname", bad, f"{host} does not resolve", fix)
-    text = f"{host} is {', '.join(found)}"
-    if not is_alone and all(ip_address(address.partition("%")[0]).is_loopback for address in found):
+    text = f"{host} is {', '.join(addresses)}"
+    if not is_alone and all(ip_address(address.partition("%")[0]).is_loopback for address in addresses):
         return Check("hostname", "warn", f"{text}: other nodes cannot reach a loopback", fix)
     return Check("hostname", "pass", text)
 
 
 def resolve(host: str) -> list[str] | None:
     """Returns the addresses of a name, empty if it has none; None if no server answers in time."""
-    found: list[list[str]] = []
+    addresses: list[list[str]] = []
 
     def look() -> None:
         try:
             infos = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
-            found.append(list(dict.fromkeys(str(info[4][0]) for info in infos)))
+            addresses.append(list(dict.fromkeys(str(info[4][0]) for info in infos)))
         except (OSError, UnicodeError):
-            found.append([])
+            addresses.append([])
 
     # The timeout of the library is a minute with two dead servers.
     thread = threading.Thread(target=look, daemon=True)
     thread.start()
     thread.join(RESOLVE_WITHIN_S)
-    return found[0] if found else None
+    return addresses[0] if addresses else None
 
 
 def check_interfaces(is_alone: bool) -> Check:
     """Lists addresses for other hosts, and checks the interfaces that variables name."""
-    found = usable_addresses()
-    if not found and not is_alone:
+    usable = usable_addresses()
+    if not usable and not is_alone:
         text = "no address but the loopback's"
         return Check("interfaces", "fail", text, "bring the network of the nodes up")
-    there = {name for name, _ in found} | {name for _, name in socket.if_nameindex()}
+    there = {name for name, _ in usable} | {name for _, name in socket.if_nameindex()}
     for name in ("GLOO_SOCKET_IFNAME", "NCCL_SOCKET_IFNAME"):
         value = os.environ.get(name, "")
         wanted = value.lstrip("=").split(",")[0]
@@ -69,7 +69,7 @@ def check_interfaces(is_alone: bool) -> Check:
         if value and not value.startswith("^") and not any(one.startswith(wanted) for one in there):
             fix = f"name one of {', '.join(sorted(there))}, or unset it"
             return Check("interfaces", "fail", f"{name}={value}, and there is no such interface", fix)
-    text = ", ".join(f"{name} {address}" for name, address in found)
+    text = ", ".join(f"{name} {address}" for name, address in usable)
     return Check("interfaces", "pass", text or "the loopback only")
 
 
@@ -87,19 +87,19 @@ def check_loopback() -> Check:
 
 def check_data(data: DataConfig, *, is_quick: bool) -> list[Check]:
     """Checks that every source exists, is complete and readable; `is_quick` skips servers."""
-    found = []
+    checks = []
     for path in data.paths:
         try:
             detail = _look_at_server(data, path, is_quick) if "://" in path else _look_at_folder(Path(path))
-            found.append(Check("data", "pass", f"{path}: {detail}"))
+            checks.append(Check("data", "pass", f"{path}: {detail}"))
         except PretrainError as error:
             text = f"{error.where or path}: {error.what}"
-            found.append(Check("data", "fail", text, error.fix, EXIT_DATA))
+            checks.append(Check("data", "fail", text, error.fix, EXIT_DATA))
         except OSError as error:
             text = f"{path}: {error.strerror or error}"
             fix = "correct data.path, mount it, or fix permissions"
-            found.append(Check("data", "fail", text, fix, EXIT_DATA))
-    return found
+            checks.append(Check("data", "fail", text, fix, EXIT_DATA))
+    return checks
 
 
 def _look_at_folder(folder: Path) -> str:

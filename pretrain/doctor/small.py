@@ -56,8 +56,8 @@ def ask(
     name = name_of_device(gpus[0].name) if gpus else "cpu"
     memory = gpus[0].memory_bytes if gpus else read_memory()[0] / local
     gpu = replace(GPUS[name or "h100"], memory_gib=memory / 2**30)
-    own = loaded.folder.parent / f".doctor-{token}"
-    return TrialOptions(config, overrides, loaded, Cluster(num_nodes, local, gpu), folder or own, place)
+    answer_folder = loaded.folder.parent / f".doctor-{token}"
+    return TrialOptions(config, overrides, loaded, Cluster(num_nodes, local, gpu), folder or answer_folder, place)
 
 
 def fewer_layers(config: RunConfig, cluster: Cluster, zero_stage: int) -> dict[str, int]:

@@ -41,7 +41,7 @@ def find_differences(hosts: Sequence[tuple[str, dict[str, str]]]) -> list[str]:
 
     `hosts` are name and versions of each rank; a host may appear several times.
     """
-    found = []
+    differences = []
     for name in sorted({name for _, versions in hosts for name in versions} - _UNCOMPARED):
         by_version: dict[str, list[str]] = {}
         for host, versions in hosts:
@@ -51,8 +51,8 @@ def find_differences(hosts: Sequence[tuple[str, dict[str, str]]]) -> list[str]:
         if len(by_version) > 1:
             rarest = sorted(by_version.items(), key=lambda item: len(item[1]))
             shown = ", ".join(f"{version} on {list_hosts(places)}" for version, places in rarest)
-            found.append(f"{name} is {shown}")
-    return found
+            differences.append(f"{name} is {shown}")
+    return differences
 
 
 def refuse_differences(hosts: Sequence[tuple[str, dict[str, str]]]) -> None:
@@ -96,7 +96,7 @@ def _unfit(versions: dict[str, str]) -> list[tuple[str, Any]]:
     from packaging.requirements import Requirement
     from packaging.version import InvalidVersion
 
-    found = []
+    problems = []
     try:
         declared = [Requirement(line) for line in metadata.requires("pretrain-transformers") or []]
     except metadata.PackageNotFoundError:
@@ -105,5 +105,5 @@ def _unfit(versions: dict[str, str]) -> list[tuple[str, Any]]:
         version = versions.get(one.name, "absent")
         with suppress(InvalidVersion):
             if version != "absent" and not one.specifier.contains(version, prereleases=True):
-                found.append((one.name, one.specifier))
-    return found
+                problems.append((one.name, one.specifier))
+    return problems

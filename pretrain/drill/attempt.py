@@ -45,17 +45,17 @@ def check_platform() -> None:
 
 def marked(mark: str) -> dict[int, str]:
     """Returns the command line of every live process that carries `mark`, by process id."""
-    found = {}
+    processes = {}
     for process in psutil.process_iter():
         with suppress(psutil.Error, OSError):  # of another user, or gone
             if process.environ().get(MARK) == mark:
-                found[process.pid] = " ".join(process.cmdline())
-    return found
+                processes[process.pid] = " ".join(process.cmdline())
+    return processes
 
 
 def find_ranks(launcher: int, mark: str) -> dict[int, int]:
     """Returns the process id of each rank that a launcher has started, by rank, without their forks."""
-    found: dict[int, int] = {}
+    ranks: dict[int, int] = {}
     waiting = [launcher]
     while waiting:
         for child in _children_of(waiting.pop()):
@@ -63,20 +63,20 @@ def find_ranks(launcher: int, mark: str) -> dict[int, int]:
             with suppress(psutil.Error, OSError):
                 environment = psutil.Process(child).environ()
             if environment.get(MARK) == mark and "RANK" in environment:
-                found[int(environment["RANK"])] = child
+                ranks[int(environment["RANK"])] = child
             else:
                 waiting.append(child)
-    return found
+    return ranks
 
 
 def _children_of(pid: int) -> list[int]:
     """Returns the children of a process; ten times as fast as psutil, which reads all processes."""
-    found: list[int] = []
+    children: list[int] = []
     with suppress(OSError):
         for thread in Path(f"/proc/{pid}/task").iterdir():
             with suppress(OSError):  # a thread that has just ended
-                found += map(int, (thread / "children").read_text().split())
-    return found
+                children += map(int, (thread / "children").read_text().split())
+    return children
 
 
 def kill(pids: list[int]) -> None:
@@ -89,9 +89,9 @@ def kill(pids: list[int]) -> None:
 def wait_until_gone(mark: str, timeout_s: float) -> dict[int, str]:
     """Waits until no process carries `mark`; returns those that still do after `timeout_s`."""
     deadline = time.monotonic() + timeout_s
-    while left := marked(mark):
+    while processes := marked(mark):
         if time.monotonic() > deadline:
-            return left
+            return processes
         time.sleep(_GONE_POLL_S)
     return {}
 
@@ -170,7 +170,7 @@ class DrillAttempts:
             ended = time.monotonic()
             with suppress(subprocess.TimeoutExpired):
                 process.wait(END_WITHIN_S)
-            left = wait_until_gone(self._mark, GONE_WITHIN_S)
+            survivors = wait_until_gone(self._mark, GONE_WITHIN_S)
         finally:
             # After a Ctrl-C during the launch, only the mark finds the launcher.
             kill(list(marked(self._mark)))
@@ -187,7 +187,7 @@ class DrillAttempts:
             longest_save_s=watch.longest_save_s,
             wall_s=now - watch.begun,
             gone_s=now - ended,
-            left=list(left.values()),
+            left=list(survivors.values()),
         )
 
     def _launch(self, name: str) -> subprocess.Popen[bytes]:

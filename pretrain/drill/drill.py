@@ -117,8 +117,8 @@ class Drill:
                 return None
             self._note_end(self._complete(KILLED, "to the end", bar))
         run = self._folder.run(KILLED)
-        left = find_temporary(self._folder, run) + find_shared_memory(shared_memory) + find_leases(run)
-        return judge(self._folder, state, left)
+        leftovers = find_temporary(self._folder, run) + find_shared_memory(shared_memory) + find_leases(run)
+        return judge(self._folder, state, leftovers)
 
     def _complete(self, name: str, phase: str, bar: Any) -> AttemptOutcome:
         task = bar.add_task(phase, total=self._settings.steps)
@@ -194,16 +194,16 @@ def _say(bar: Any, text: str) -> None:
 def _problems(ended: AttemptOutcome) -> list[str]:
     """Returns the problems of an attempt that was killed."""
     before, after = ended.saved
-    found = [f"process left: {command}" for command in ended.left]
+    problems = [f"process left: {command}" for command in ended.left]
     if after < before:
-        found.append(f"step {before} was committed before it, {after} is the newest after it")
+        problems.append(f"step {before} was committed before it, {after} is the newest after it")
     if ended.resumed_from is not None and ended.resumed_from != before:
-        found.append(f"step {before} was committed, the attempt resumed from {ended.resumed_from}")
+        problems.append(f"step {before} was committed, the attempt resumed from {ended.resumed_from}")
     if not ended.is_killed:
-        found.append("the run ended before it could be killed")
+        problems.append("the run ended before it could be killed")
     elif 0 < ended.exit_code < 128 and ended.exit_code not in KILLED_CODES:
-        found.append(f"the launcher ended with exit code {ended.exit_code}")
-    return found
+        problems.append(f"the launcher ended with exit code {ended.exit_code}")
+    return problems
 
 
 def _entry(kill: Kill, ended: AttemptOutcome) -> dict[str, object]:

@@ -106,16 +106,16 @@ def open_state(folder: DrillFolder, settings: DrillSettings) -> State:
         return State(settings)
     try:
         raw = check_fields(read_json(folder.state), {})
-        known = DrillSettings(**raw.pop("settings"))
+        earlier = DrillSettings(**raw.pop("settings"))
         pace = raw.pop("pace")
-        state = State(known, Pace(**pace) if pace else None, **raw)
+        state = State(earlier, Pace(**pace) if pace else None, **raw)
     except (OSError, ValueError, TypeError, LookupError) as error:
         raise ConfigError(
             f"the state of the drill cannot be read: {error}", where=str(folder.state), fix="give another --output"
         ) from None
     for name, value in asdict(settings).items():
-        if getattr(known, name) != value:
-            shown = "" if name == "config" else f" ({getattr(known, name)}, not {value})"
+        if getattr(earlier, name) != value:
+            shown = "" if name == "config" else f" ({getattr(earlier, name)}, not {value})"
             raise ConfigError(
                 f"this drill was begun with another {name}{shown}",
                 where=str(folder.path),
@@ -136,20 +136,20 @@ def find_leases(run: RunDir) -> list[str]:
     if not run.lease.is_dir():
         return []
     last = path_of(run.lease, highest_number(run.lease))
-    found = find_owner(last)
-    is_released = found is not None and found.owner is not None and found.owner.released
+    owner = find_owner(last)
+    is_released = owner is not None and owner.owner is not None and owner.owner.released
     return sorted(str(path) for path in run.lease.iterdir() if path != last or not is_released)
 
 
 def list_shared_memory() -> set[str]:
     """Returns this user's names in /dev/shm."""
-    found = set()
+    names = set()
     with suppress(OSError):
         for entry in os.scandir(SHARED_MEMORY):
             with suppress(OSError):
                 if entry.stat(follow_symlinks=False).st_uid == os.getuid():
-                    found.add(entry.name)
-    return found
+                    names.add(entry.name)
+    return names
 
 
 def find_shared_memory(before: set[str]) -> list[str]:

@@ -84,17 +84,17 @@ def judge(folder: DrillFolder, state: State, left: list[str]) -> DrillVerdict:
 
 def _compare_checkpoints(folder: DrillFolder) -> list[str]:
     """Returns differences of the last checkpoints, which one layout wrote: equal bits are equal bytes."""
-    found = [list_checkpoints(folder.run(name).checkpoints) for name in (GOLDEN, KILLED)]
-    if not all(found):
+    checkpoints = [list_checkpoints(folder.run(name).checkpoints) for name in (GOLDEN, KILLED)]
+    if not all(checkpoints):
         return ["a run has no checkpoint at its end"]
-    golden, killed = (paths[-1] for paths in found)
+    golden, killed = (paths[-1] for paths in checkpoints)
     if golden.name != killed.name:
         return [f"the last checkpoint is {killed.name}, not {golden.name}"]
     manifests = [load_manifest(path) for path in (golden, killed)]
     # Parsing fills in fields that an earlier version did not know.
     states = [TrainState.from_json(manifest.state, str(folder.path)).to_json() for manifest in manifests]
-    wanted, own = (state | manifest.scalars for state, manifest in zip(states, manifests, strict=True))
-    keys = [key for key in sorted(wanted.keys() | own.keys()) if wanted.get(key) != own.get(key)]
+    wanted, actual = (state | manifest.scalars for state, manifest in zip(states, manifests, strict=True))
+    keys = [key for key in sorted(wanted.keys() | actual.keys()) if wanted.get(key) != actual.get(key)]
     problems = [f"the training state differs in {', '.join(keys)}"] if keys else []
     names = {record.name for manifest in manifests for record in manifest.files}
     equal, _, _ = filecmp.cmpfiles(golden, killed, names, shallow=False)
@@ -108,8 +108,8 @@ def _name_difference(golden: Path, killed: Path, moments: list[str]) -> str | No
     """Names the first parameter whose weight or moment differs. Imports torch: rarely needed."""
     from pretrain.checkpoint.load import read_pairs
 
-    for name, kind, wanted, own in read_pairs((golden, killed), ("weight", *moments)):
-        if not wanted.equal(own):
-            count = int((wanted != own).sum())
+    for name, kind, wanted, actual in read_pairs((golden, killed), ("weight", *moments)):
+        if not wanted.equal(actual):
+            count = int((wanted != actual).sum())
             return f"{name}/{kind} differs in {count} of {wanted.numel()} elements"
     return None

@@ -96,8 +96,8 @@ class Watch:
 
     def resumed_from(self) -> int | None:
         """Returns the step that this attempt resumed from; None if it did not get that far."""
-        found = _attempts(self._run)[self._num_earlier :]
-        return int(found[-1]["from_step"]) if found and "from_step" in found[-1] else None
+        attempts = _attempts(self._run)[self._num_earlier :]
+        return int(attempts[-1]["from_step"]) if attempts and "from_step" in attempts[-1] else None
 
     def _is_saving(self) -> bool:
         return any(path not in self._leftovers for path in self._temporary())

@@ -143,10 +143,10 @@ def find_damaged(path: Path) -> dict[str, list[str]]:
             fix="give a run, a checkpoint or a model",
         )
     # Folders with a damaged manifest too, which a load would skip.
-    found = list_folders(RunDir(path).checkpoints)
-    if not found:
+    folders = list_folders(RunDir(path).checkpoints)
+    if not folders:
         raise CheckpointError("this run has no checkpoint", where=str(path), fix="check the path")
-    damage = {str(checkpoint): _find_damage(checkpoint) for checkpoint in found}
+    damage = {str(checkpoint): _find_damage(checkpoint) for checkpoint in folders}
     # The run may have removed some meanwhile; those that were read to their end count.
     damage = {place: problems for place, problems in damage.items() if not problems or Path(place).exists()}
     return damage or find_damaged(path)
@@ -252,14 +252,14 @@ def _describe_checkpoints(run: RunDir, unit: str) -> dict[str, Any]:
 
     `unit`: targets that the run learns from, tokens or labels.
     """
-    found = list_folders(run.checkpoints)
-    facts: dict[str, Any] = {"checkpoints": [path.name for path in found]}
+    folders = list_folders(run.checkpoints)
+    facts: dict[str, Any] = {"checkpoints": [path.name for path in folders]}
     best = read_best(run.checkpoints)
     if best is not None:
         facts["best"] = {"checkpoint": step_name(best.step), best.metric: best.value}
     damaged = {}
     # From the newest on, up to the first that is whole.
-    for path in reversed(found):
+    for path in reversed(folders):
         try:
             manifest = load_manifest(path)
             check_sizes(path, manifest)

@@ -21,7 +21,7 @@ def choose_family(config: ModelConfig, name: str | None = None) -> Family:
     """
     if name is not None and name not in FAMILIES:
         raise ConfigError(f"unknown family {name!r}", fix=f"use one of {', '.join(FAMILIES)}")
-    found: list[tuple[bool, int, list[str], str]] = []
+    candidates: list[tuple[bool, int, list[str], str]] = []
     tried = sorted(FAMILIES.values(), key=lambda family: family.model_type != config.family)
     for family in tried if name is None else [FAMILIES[name]]:
         different = differences(config, family)
@@ -31,8 +31,8 @@ def choose_family(config: ModelConfig, name: str | None = None) -> Family:
         other_shape = different[0].startswith(("shape=", "no such model"))
         # A head that no class of a family has is no distance: other keys tell what the model is.
         distance = sum(not text.startswith("head.kind=") for text in different)
-        found.append((other_shape, distance, different, family.model_type))
-    _, _, different, nearest = min(found, key=lambda entry: entry[:2])
+        candidates.append((other_shape, distance, different, family.model_type))
+    _, _, different, nearest = min(candidates, key=lambda entry: entry[:2])
     keys = _listed(different)
     what = f"{name} does not represent this model exactly; it has"
     if name is None:
@@ -66,18 +66,18 @@ def differences(config: ModelConfig, family: Family) -> list[str]:
     except ConfigError as error:
         return [f"no such model: {error.what}"]
     ours = facts(config)
-    found = {
+    texts = {
         key: f"{key}={_shown(theirs.get(key))}, not {_shown(ours.get(key))}"
         for key in dict.fromkeys([*ours, *theirs])
         if ours.get(key) != theirs.get(key)
     }
     unit = unit_of(config)
-    if unit and "head.kind" in found and config.shape == theirs["shape"] == "decoder":
+    if unit and "head.kind" in texts and config.shape == theirs["shape"] == "decoder":
         # Every class of decoders with such a head is known (`with_heads`).
         lacking = family.architecture(config).removesuffix("Model") + unit
-        kind = f"{found['head.kind']} (transformers has no {lacking})"
-        return [kind, *(text for key, text in found.items() if not key.startswith("head."))]
-    return list(found.values())
+        kind = f"{texts['head.kind']} (transformers has no {lacking})"
+        return [kind, *(text for key, text in texts.items() if not key.startswith("head."))]
+    return list(texts.values())
 
 
 def _shown(value: Any) -> str:
@@ -91,25 +91,25 @@ def facts(config: ModelConfig) -> dict[str, Any]:
 
     Not included: initialisation and dropout, ids of special tokens, padding of the vocabulary.
     """
-    found: dict[str, Any] = {"shape": config.shape}
+    values: dict[str, Any] = {"shape": config.shape}
     for name in ("encoder", "decoder"):
         stack = getattr(config, name)
         if stack is not None:
-            found |= {f"{name}.{key}": value for key, value in _stack_facts(stack).items()}
+            values |= {f"{name}.{key}": value for key, value in _stack_facts(stack).items()}
             if stack.position == "learned":
-                found[f"{name}.position_offset"] = config.first_position(name)
+                values[f"{name}.position_offset"] = config.first_position(name)
     if config.input is not None:
         of_input = ("kind", "image", "size", "channels", "class_token", "registers")
-        found |= {f"input.{key}": getattr(config.input, key) for key in of_input}
+        values |= {f"input.{key}": getattr(config.input, key) for key in of_input}
     keys = ["vocab_size", "max_seq_len", "tied_embeddings", "scaled_embeddings", "ngram_embeddings"]
     keys += ["pooler", "pooler_activation", "embedding_scale", "multi_token"]
-    found |= {key: getattr(config, key) for key in keys} | {"head.kind": config.head.kind}
+    values |= {key: getattr(config, key) for key in keys} | {"head.kind": config.head.kind}
     for key in config.head.record.settings:
         value = getattr(config.head, key)
-        found[f"head.{key}"] = tuple(value) if isinstance(value, list) else value
+        values[f"head.{key}"] = tuple(value) if isinstance(value, list) else value
     if config.head.transform:
-        found["head.activation"] = config.head.activation or config.last_stack.activation
-    return found
+        values["head.activation"] = config.head.activation or config.last_stack.activation
+    return values
 
 
 def _expert_facts(stack: StackConfig) -> dict[str, Any]:
@@ -118,9 +118,9 @@ def _expert_facts(stack: StackConfig) -> dict[str, Any]:
     if experts is None:
         return {"experts": None}
     keys = ("count", "top_k", "shared", "scores", "normalize", "scale", "first", "groups", "top_groups")
-    found = {f"experts.{key}": getattr(experts, key) for key in keys}
-    found |= {"dense_width": stack.ff_width if experts.first else None}
-    return found | {
+    values = {f"experts.{key}": getattr(experts, key) for key in keys}
+    values |= {"dense_width": stack.ff_width if experts.first else None}
+    return values | {
         "ff_width": stack.expert_width,
         "experts.balance": "bias" if experts.balance == "bias" else "loss or none",
     }
@@ -147,31 +147,31 @@ def _stack_facts(stack: StackConfig) -> dict[str, Any]:
         keys.append("sinusoid")
     if stack.position == "relative":
         keys += ["relative_buckets", "relative_max_distance", "relative_shared"]
-    found = {key: getattr(stack, key) for key in keys}
-    found |= _expert_facts(stack)
-    found |= {"embedding_width": stack.table_width, "kv_heads": stack.num_kv_heads, "head_width": stack.per_head_width}
+    values = {key: getattr(stack, key) for key in keys}
+    values |= _expert_facts(stack)
+    values |= {"embedding_width": stack.table_width, "kv_heads": stack.num_kv_heads, "head_width": stack.per_head_width}
     latent = stack.latent.model_dump() if stack.latent else {}
-    found |= {f"latent.{key}": value for key, value in latent.items()} or {"latent": None}
-    found |= {"qkv_bias": stack.has_qkv_bias, "output_bias": stack.has_output_bias}
-    found |= {"norm_bias": stack.has_norm_bias}
-    found |= {"score_scale": stack.score_scale or stack.per_head_width**-0.5}
+    values |= {f"latent.{key}": value for key, value in latent.items()} or {"latent": None}
+    values |= {"qkv_bias": stack.has_qkv_bias, "output_bias": stack.has_output_bias}
+    values |= {"norm_bias": stack.has_norm_bias}
+    values |= {"score_scale": stack.score_scale or stack.per_head_width**-0.5}
     has_window = [window is not None for window in stack.windows]
     if any(has_window):
-        found |= {"window": stack.window, "windows": stack.windows}
+        values |= {"window": stack.window, "windows": stack.windows}
     if stack.position != "rotary":
-        return found
-    found["rope_fraction"] = stack.rope_fraction
+        return values
+    values["rope_fraction"] = stack.rope_fraction
     # A period counts only where a layer uses it.
     if not all(has_window):
-        found["rope_theta"] = stack.rope_theta
+        values["rope_theta"] = stack.rope_theta
     if any(has_window):
-        found["rope_local_theta"] = stack.rope_local_theta or stack.rope_theta
+        values["rope_local_theta"] = stack.rope_local_theta or stack.rope_theta
     unrotated = {number for number in stack.unrotated_layers if number < stack.layers}
-    found["unrotated_layers"] = tuple(sorted(unrotated))
+    values["unrotated_layers"] = tuple(sorted(unrotated))
     if stack.rope_scaling is None:
-        return found | {"rope_scaling.kind": None}
+        return values | {"rope_scaling.kind": None}
     if any(has_window):
-        found["rope_local_scaling"] = stack.rope_local_scaling
+        values["rope_local_scaling"] = stack.rope_local_scaling
     of_scaling = ["kind", "factor"]
     if stack.rope_scaling.follows_length:
         of_scaling.append("original_max_seq_len")
@@ -182,4 +182,4 @@ def _stack_facts(stack: StackConfig) -> dict[str, Any]:
     if stack.rope_scaling.kind == "yarn":
         of_scaling += ["original_max_seq_len", "beta_slow", "beta_fast", "attention_factor", "truncate"]
         of_scaling.append("score_mscale")
-    return found | {f"rope_scaling.{key}": getattr(stack.rope_scaling, key) for key in of_scaling}
+    return values | {f"rope_scaling.{key}": getattr(stack.rope_scaling, key) for key in of_scaling}

@@ -46,8 +46,8 @@ def load_generation_defaults(folder: Path) -> GenerationDefaults:
         return GenerationDefaults()
     values = read_object(file)
     if file.name == CONFIG:  # of a model, which has keys of its own
-        known = {*_SUPPORTED, *_UNSUPPORTED, *_OF_DRAWS, "eos_token_id"}
-        values = {key: value for key, value in values.items() if key in known}
+        keys = {*_SUPPORTED, *_UNSUPPORTED, *_OF_DRAWS, "eos_token_id"}
+        values = {key: value for key, value in values.items() if key in keys}
     try:
         return read_generation_defaults(values)
     except ConfigError as error:
@@ -103,19 +103,19 @@ def read_generation_defaults(values: dict[str, Any]) -> GenerationDefaults:
 
 
 def _ids(values: dict[str, Any], key: str) -> tuple[int, ...]:
-    found = values.get(key, [])
-    found = found if isinstance(found, list) else [found]
-    if not all(isinstance(number, int) and not isinstance(number, bool) for number in found):
+    numbers = values.get(key, [])
+    numbers = numbers if isinstance(numbers, list) else [numbers]
+    if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
         raise ConfigError(f"{key}={values[key]!r}: must be an id or a list of ids")
-    return tuple(found)
+    return tuple(numbers)
 
 
 def _texts(values: dict[str, Any], key: str) -> tuple[str, ...]:
-    found = values.get(key, [])
-    found = found if isinstance(found, list) else [found]
-    if not all(isinstance(text, str) and text for text in found):
+    texts = values.get(key, [])
+    texts = texts if isinstance(texts, list) else [texts]
+    if not all(isinstance(text, str) and text for text in texts):
         raise ConfigError(f"{key}={values[key]!r}: must be a text or a list of texts")
-    return tuple(found)
+    return tuple(texts)
 
 
 def write_generation_defaults(defaults: GenerationDefaults, special: SpecialTokens | None = None) -> dict[str, Any]:

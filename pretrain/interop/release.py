@@ -113,10 +113,11 @@ class Release:
         self._constants = constant_tensors(family, config)
         self._files = files
         spelled = self._spell(read | unused | aliases.keys() | self._constants.keys(), ignored)
-        left = spelled.keys() - read
+        without_reader = spelled.keys() - read
         # Of an index what it does not list is read only where it is needed.
-        unused |= {name for name in left if files.listed and spelled[name] not in files.listed}
-        unread = {name for name in left if name in unused or any(pattern.fullmatch(name) for pattern in ignored)}
+        unused |= {name for name in without_reader if files.listed and spelled[name] not in files.listed}
+        unread = {name for name in without_reader if any(pattern.fullmatch(name) for pattern in ignored)}
+        unread |= without_reader & unused
         self.ignored = sorted(spelled[name] for name in unread)
         self._spelled = {name: raw for name, raw in spelled.items() if name not in unread}
         self._twin_of = {alias: name for alias, name in aliases.items() if alias in self._spelled}
@@ -143,10 +144,10 @@ class Release:
 
     def _load(self, name: str) -> Tensor:
         twins = [alias for alias, tied in self._twin_of.items() if tied == name]
-        first, *others = [spelling for spelling in (name, *twins) if spelling in self._spelled]
-        found = self._files.load(self._spelled[first])
-        for other in others:
-            if not torch.equal(found, self._files.load(self._spelled[other])):
+        first, *rest = [spelling for spelling in (name, *twins) if spelling in self._spelled]
+        tensor = self._files.load(self._spelled[first])
+        for other in rest:
+            if not torch.equal(tensor, self._files.load(self._spelled[other])):
                 if other in self._copies:
                     kind = self.family.model_type
                     what = f"{first} and {other} differ, and are one in models of {kind}"
@@ -156,7 +157,7 @@ class Release:
                     where=str(self.folder),
                     fix="set tie_word_embeddings=false in config.json if they are two",
                 )
-        return found
+        return tensor
 
     def _spell(self, names: set[str], ignored: list[re.Pattern[str]]) -> dict[str, str]:
         """Returns names in the files by names in the family's `weights`; one of two equal ones.
@@ -192,14 +193,14 @@ class Release:
             elif fact.shape != expected:
                 misshapen.append(f"{raw} is {list(fact.shape)}, should be {list(expected)}")
             elif fact.dtype not in _READABLE:
-                known = ", ".join(_READABLE)
-                misshapen.append(f"{raw} is of dtype {fact.dtype}, should be one of {known}")
+                readable = ", ".join(_READABLE)
+                misshapen.append(f"{raw} is of dtype {fact.dtype}, should be one of {readable}")
         there = self._spelled.keys() | set(self._twin_of.values())
         there |= {one.theirs[0][0] for one in self._weights.values() if one.optional}
         missing = sorted(wanted.keys() - there)
-        found = {"missing": missing, "unexpected": unexpected, "misshapen": misshapen}
-        if any(found.values()):
-            parts = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in found.items() if names]
+        problems = {"missing": missing, "unexpected": unexpected, "misshapen": misshapen}
+        if any(problems.values()):
+            parts = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in problems.items() if names]
             fix = f"give the {CONFIG} that belongs to these weights"
             if missing and set(missing) <= self.family.aliases.keys():
                 fix = "set tie_word_embeddings=true in it if the scores are those of the embedding"

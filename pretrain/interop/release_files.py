@@ -51,7 +51,7 @@ def read_preprocessor(folder: Path) -> dict[str, list[float]]:
     fields = Fields(read_object(folder / PREPROCESSOR))
     if not fields.flag("do_normalize", True):
         return {"mean": [0.0], "std": [1.0]}
-    found = {}
+    settings = {}
     for ours, key in (("mean", "image_mean"), ("std", "image_std")):
         value = fields.values.get(key, [0.5])
         numbers = value if isinstance(value, list) else [value]
@@ -59,8 +59,8 @@ def read_preprocessor(folder: Path) -> dict[str, list[float]]:
             raise refusal(key, value, "must be a number for each channel")
         # One for all channels where they are equal, so that an export is read back as it was.
         each = numbers if len(set(numbers)) > 1 else numbers[:1]
-        found[ours] = [finite(key, one) for one in each]
-    return found
+        settings[ours] = [finite(key, one) for one in each]
+    return settings
 
 
 def write_preprocessor(patches: PatchesConfig) -> dict[str, Any]:

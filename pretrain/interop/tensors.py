@@ -82,14 +82,14 @@ def _open_safetensors(path: Path) -> _File:
 
 def _open_pickle(path: Path) -> _File:
     # The format before torch 1.6 is no zip file and cannot be mapped.
-    found = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
-    if not isinstance(found, dict) or not all(isinstance(value, Tensor) for value in found.values()):
+    tensors = torch.load(path, map_location="cpu", weights_only=True, mmap=zipfile.is_zipfile(path))
+    if not isinstance(tensors, dict) or not all(isinstance(value, Tensor) for value in tensors.values()):
         raise ValueError("not a dict of tensors")
     facts = {
         str(name): TensorFact(tuple(tensor.shape), _DTYPES.get(tensor.dtype, str(tensor.dtype)))
-        for name, tensor in found.items()
+        for name, tensor in tensors.items()
     }
-    return facts, found.__getitem__
+    return facts, tensors.__getitem__
 
 
 def _open(path: Path) -> _File:
@@ -130,20 +130,20 @@ class TensorFolder:
 
         Raises: CheckpointError: It is in two files, with different values.
         """
-        found, *others = (load(name) for facts, load in self._files.values() if name in facts)
-        if not all(torch.equal(found, other) for other in others):
+        tensor, *copies = (load(name) for facts, load in self._files.values() if name in facts)
+        if not all(torch.equal(tensor, other) for other in copies):
             what = f"{name} is in several files, with different values"
             raise CheckpointError(what, where=str(self._folder), fix="fetch the model again")
-        return found
+        return tensor
 
     def advise(self, missing: Sequence[str]) -> str:
         """Returns the remedy for tensors that no file has; empty: the index does not tell."""
         lacking = sorted({self.listed[name] for name in missing if name in self.listed})
         if lacking:
             return f"fetch {', '.join(lacking)} again: the index has tensors that are not in it"
-        known = {path.name for path in self._files}
+        names = {path.name for path in self._files}
         suffix = next(iter(self._files)).suffix
-        beside = sorted({path.name for path in self._folder.glob(f"*{suffix}")} - known)
+        beside = sorted({path.name for path in self._folder.glob(f"*{suffix}")} - names)
         if self.listed and beside:
             return f"fetch the index again: it does not list {', '.join(beside)} beside it"
         return ""

@@ -74,12 +74,12 @@ class HubTokenizer:
 
     def encode_placed(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Returns the ids of `encode`, and their character spans, ascending; that of a last token is at the end."""
-        found = self._tokenizer(text, truncation=False, verbose=False, return_offsets_mapping=True)
+        encoding = self._tokenizer(text, truncation=False, verbose=False, return_offsets_mapping=True)
         spans, after = [], 0
-        for start, end in found["offset_mapping"]:
+        for start, end in encoding["offset_mapping"]:
             after = max(after, end)
             spans.append((start, end) if end else (after, after))
-        return list(found["input_ids"]), spans
+        return list(encoding["input_ids"]), spans
 
     def encode_chat(self, turns: list[tuple[str, str]]) -> list[int]:
         """Returns the ids of a conversation by the release's chat template. Raises: ConfigError: It has none."""
@@ -128,8 +128,8 @@ class HubTokenizer:
     def encode_pair(self, first: str, second: str) -> tuple[list[int], list[int]]:
         """Returns the ids of two texts in one row, and the segment of each, 0 or 1."""
         options = {"truncation": False, "verbose": False, "return_token_type_ids": True}
-        found = self._tokenizer(first, second, **options)
-        return list(found["input_ids"]), list(found["token_type_ids"])
+        encoding = self._tokenizer(first, second, **options)
+        return list(encoding["input_ids"]), list(encoding["token_type_ids"])
 
     def encode_target(self, text: str) -> list[int]:
         """Returns the ids of a translation: the target's language may have its own pieces."""
@@ -144,11 +144,11 @@ class HubTokenizer:
 
         A piece that ends within a character keeps the spelling of the vocabulary.
         """
-        found = []
+        texts = []
         for piece in map(str, self._tokenizer.convert_ids_to_tokens(ids)):
             text = self._tokenizer.convert_tokens_to_string([piece]) if self._of_bytes else piece
-            found.append((piece if "\ufffd" in text else text).translate(_VISIBLE))
-        return found
+            texts.append((piece if "\ufffd" in text else text).translate(_VISIBLE))
+        return texts
 
 
 def load_hub_tokenizer(folder: Path) -> HubTokenizer:
@@ -171,22 +171,22 @@ def tokenizer_files(folder: Path) -> list[tuple[str, bytes]]:
         files = {path.name: path.read_bytes() for path in list_tokenizer_files(folder)}
         model = _object((folder / CONFIG).read_bytes()) if (folder / CONFIG).is_file() else {}
         paths = sorted(folder.glob(_OTHER_TEMPLATES))
-        others = {path.stem: path.read_text("utf-8") for path in paths}
+        templates = {path.stem: path.read_text("utf-8") for path in paths}
     except (OSError, UnicodeDecodeError) as error:
         reason = f"cannot read its tokenizer: {getattr(error, 'strerror', None) or error}"
         raise DataError(reason, where=str(folder), fix="check its permissions") from error
-    found = read_released(folder)
+    released = read_released(folder)
     settings = _object(files.get(_SETTINGS, b"{}"))
-    if others and settings is not None:  # in a list by name, for which no folder is needed
+    if templates and settings is not None:  # in a list by name, for which no folder is needed
         if CHAT_TEMPLATE in files:
-            others = {"default": files.pop(CHAT_TEMPLATE).decode("utf-8", "replace"), **others}
-        listed = [{"name": name, "template": text} for name, text in others.items()]
+            templates = {"default": files.pop(CHAT_TEMPLATE).decode("utf-8", "replace"), **templates}
+        listed = [{"name": name, "template": text} for name, text in templates.items()]
         settings["chat_template"] = listed
         files[_SETTINGS] = _dump(settings)
-    is_converted = _TOKENIZER not in files and found.content is not None
+    is_converted = _TOKENIZER not in files and released.content is not None
     if is_converted and any(name.endswith(PIECES) for name in files):
         # The class of a sentencepiece model would convert it otherwise.
-        files[_SETTINGS] = _dump(_settings_of(found.theirs))
+        files[_SETTINGS] = _dump(_settings_of(released.theirs))
     elif model and settings is not None and not settings.get("tokenizer_class"):
         from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES as KNOWN
 
@@ -196,17 +196,17 @@ def tokenizer_files(folder: Path) -> list[tuple[str, bytes]]:
             implied = next(filter(None, implied), None)
         if implied:
             files[_SETTINGS] = _dump(settings | {"tokenizer_class": implied})
-    if found.content is not None:
-        files[_TOKENIZER] = found.content
+    if released.content is not None:
+        files[_TOKENIZER] = released.content
     return list(files.items())
 
 
 def _settings_of(theirs: Any) -> dict[str, Any]:
     """Returns a tokenizer_config.json beside the tokenizer.json of a sentencepiece model."""
-    known = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
-    kept = ("model_max_length", "model_input_names", "chat_template")
-    known |= {name: getattr(theirs, name) for name in kept if getattr(theirs, name)}
-    return known | theirs.special_tokens_map
+    settings = {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    names = ("model_max_length", "model_input_names", "chat_template")
+    settings |= {name: getattr(theirs, name) for name in names if getattr(theirs, name)}
+    return settings | theirs.special_tokens_map
 
 
 def _object(content: bytes) -> dict[str, Any] | None:

@@ -145,8 +145,8 @@ def write_release(
     """
     released, chosen, stored = choose_release(config, dtype, family)
     if released != config:
-        own, zeros = read, torch.zeros(config.head.num_scores)
-        config, read = released, lambda name: zeros if name == "head.bias" else own(name)
+        read_ours, zeros = read, torch.zeros(config.head.num_scores)
+        config, read = released, lambda name: zeros if name == "head.bias" else read_ours(name)
     constants = constant_tensors(chosen, config)
     config, architecture = _choose_class(config, chosen, read, like)
     plan = _ShardPlan(config, chosen, stored, max_shard_bytes, constants)
@@ -160,8 +160,8 @@ def write_release(
         documents[PREPROCESSOR] = write_preprocessor(config.input)
     if config.decoder is not None and config.head.record.scores_words:
         tokens = write_tokens(config.special_tokens, "start")
-        known = {key: number for key, number in tokens.items() if number is not None}
-        documents[GENERATION] = known | dict(generation or {})
+        ids = {key: number for key, number in tokens.items() if number is not None}
+        documents[GENERATION] = ids | dict(generation or {})
         if config.encoder is None:  # its text begins with the prompt
             documents[GENERATION].pop("decoder_start_token_id", None)
     card = model_card(
@@ -207,18 +207,18 @@ def _choose_class(
 
     It may have no head where the model's adds nothing to the embedding.
     """
-    own = family.architecture(config)
+    architecture = family.architecture(config)
     for ending, other in _ALIKE:
-        if own.endswith(ending) and like.endswith(other):
-            return config, own.removesuffix(ending) + other
+        if architecture.endswith(ending) and like.endswith(other):
+            return config, architecture.removesuffix(ending) + other
     none = config.head.model_copy(update={"kind": "none", "bias": False})
     bare = config.model_copy(update={"head": none})
-    if like == own or like != family.architecture(bare):
-        return config, own
-    kept = {weight.ours for weight in family.weights(bare)}
-    left = [weight for weight in family.weights(config) if weight.ours not in kept]
-    adds = any(not weight.optional or bool(read(weight.ours).any()) for weight in left)
-    return (config, own) if adds else (bare, like)
+    if like == architecture or like != family.architecture(bare):
+        return config, architecture
+    bare_weights = {weight.ours for weight in family.weights(bare)}
+    head_weights = [weight for weight in family.weights(config) if weight.ours not in bare_weights]
+    adds = any(not weight.optional or bool(read(weight.ours).any()) for weight in head_weights)
+    return (config, architecture) if adds else (bare, like)
 
 
 def as_released(config: ModelConfig) -> ModelConfig:

@@ -51,19 +51,19 @@ def decode_caption(content: bytes, where: str) -> str:
 
 
 def encode_captions(
-    job: ShardJob, config: PrepareConfig, given: bytes | None, records: Sequence[PartRecord]
+    job: ShardJob, config: PrepareConfig, content: bytes | None, records: Sequence[PartRecord]
 ) -> tuple[list[PartRecord], Tokenizer]:
     """Writes the tokenizer and the captions of all shards; returns records that list them.
 
-    `given` is the content of a given tokenizer. Raises: DataError: There is nothing to train on, or
+    `content` is a given tokenizer's; None: it is trained. Raises: DataError: There is nothing to train on, or
     nothing of a caption is left.
     """
     path = job.tokenizer_path
-    if given is None:
+    if content is None:
         texts = [text for record in records for shard in record.splits[TRAIN].shards
                  for text in record.captions[shard.name]]  # fmt: skip
-        given = dump_tokenizer(train_tokenizer(_sample(config, texts), config.tokenizer))
-    write_file(path, given)
+        content = dump_tokenizer(train_tokenizer(_sample(config, texts), config.tokenizer))
+    write_file(path, content)
     tokenizer = load_tokenizer(path)
     encoder = build_encoder(tokenizer, eos_id(tokenizer, config.tokenizer.eos))
     finished = []

@@ -185,9 +185,9 @@ def find_first(folder: Path, parts: Sequence[InputPart]) -> None:
 def write_bits(files: Sequence[HashRuns], bits: np.ndarray, paths: Sequence[Path]) -> None:
     """Writes the bits of all parts, one a document. Raises: DiskError."""
     for file, path in zip(files, paths, strict=True):
-        own = bits[file.first_bit :][: file.num_documents]
+        file_bits = bits[file.first_bit :][: file.num_documents]
         header = np.array([file.num_documents], "<u8").tobytes()
-        write_file(path, header + np.packbits(own, bitorder="little").tobytes())
+        write_file(path, header + np.packbits(file_bits, bitorder="little").tobytes())
 
 
 def load_all_first(folder: Path, parts: Sequence[InputPart]) -> np.ndarray:

@@ -74,10 +74,10 @@ class _Sample(NamedTuple):
 
 def split_tars(config: PrepareConfig, files: Sequence[InputFile], rule: SplitRule) -> dict[str, str]:
     """Returns the split of each tar by path: as given, by names such as `val`, or by a hash."""
-    given = [config.inputs[file.input].split for file in files]
+    splits = [config.inputs[file.input].split for file in files]
     named = [is_validation(file.path) for file in files]
-    if any(given) or 0 < sum(named) < len(files):
-        held_out = {file.path for file, split, is_named in zip(files, given, named, strict=True)
+    if any(splits) or 0 < sum(named) < len(files):
+        held_out = {file.path for file, split, is_named in zip(files, splits, named, strict=True)
                     if split == VALIDATION or (split is None and is_named)}  # fmt: skip
     else:
         can_hold_out = rule.fraction > 0 and len(files) > 1
@@ -325,15 +325,15 @@ def find_labels(config: PrepareConfig, records: Sequence[PartRecord]) -> LabelSe
     if not config.labels:
         return LabelSet(tuple(sort_labels(counts)), is_given=False)
     check_labels(config.labels)
-    known = LabelSet(tuple(config.labels), is_given=True)
+    labels = LabelSet(tuple(config.labels), is_given=True)
     for label, where in places.items():
-        if _find(known, label) is None:
+        if _find(labels, label) is None:
             raise DataError(
                 f"label {label!r} is not one of labels ({', '.join(config.labels[:20])})",
                 where=where,
                 fix="add it to labels, or correct it",
             )
-    return known
+    return labels
 
 
 def _find(labels: LabelSet, label: str) -> int | None:

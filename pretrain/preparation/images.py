@@ -99,15 +99,15 @@ def prepare_images(
     files = list_images(config)
     is_tars = files[0].format == WEBDATASET
     captioned = files[0].pair is not None or (is_tars and config.differs("tokenizer"))
-    given = None
+    tokenizer = None
     if captioned:
-        config, given = settle_tokenizer(config)
+        config, tokenizer = settle_tokenizer(config)
     labels = None if is_tars or captioned else _labels_of(config, files)
     part_bytes = config.part_bytes or plan_part_bytes(files)
     folder = Path(config.output)
     job = ShardJob(folder, plan_parts(files, part_bytes))
     pool = WorkerPool(folder, progress, processes, share)
-    identity = identity_of(config, given) | {"part_bytes": part_bytes}
+    identity = identity_of(config, tokenizer) | {"part_bytes": part_bytes}
 
     def build() -> DataIndex | None:
         start: Start
@@ -125,7 +125,7 @@ def prepare_images(
             ordered = [records[part.number] for part in job.parts]
             merge_bad(ordered, limit_of(config, job.num_bytes))
             if captioned:
-                return _write_captions_index(job, config, given.content if given else None, ordered)
+                return _write_captions_index(job, config, tokenizer.content if tokenizer else None, ordered)
             return _write_index(job, config, labels, ordered)
 
     return fill_folder(folder, share, identity, files, processes, build)
@@ -137,12 +137,12 @@ def list_images(config: PrepareConfig) -> list[InputFile]:
     Captions are the `pair` of each image. Raises: ConfigError, DataError: No images, both images
     and tars, or an image without a caption beside others.
     """
-    images, tars, others = _sort_files(config)
-    captions = _find_captions(config, images, others)
-    others = [path for path in others if path not in captions]
-    if others:
-        count = plural(len(others), "other file")
-        _log.warning("%s left out, such as %s", count, without_secrets(others[0]))
+    images, tars, rest = _sort_files(config)
+    captions = _find_captions(config, images, rest)
+    rest = [path for path in rest if path not in captions]
+    if rest:
+        count = plural(len(rest), "other file")
+        _log.warning("%s left out, such as %s", count, without_secrets(rest[0]))
     salt = config.seed.to_bytes(8, "big")
 
     def place(path: str) -> tuple[bytes, str]:
@@ -159,7 +159,7 @@ def _sort_files(config: PrepareConfig) -> tuple[dict[str, int], dict[str, InputF
     """Returns the images with the numbers of their inputs, the tars, and other files; images or tars, not both."""
     images: dict[str, int] = {}
     tars: dict[str, InputFile] = {}
-    others: list[str] = []
+    rest: list[str] = []
     for number, one in enumerate(config.inputs):
         if one.format not in ("auto", WEBDATASET):
             raise ConfigError(f"format={one.format} holds no images", where=f"inputs.{number}", fix="leave it out")
@@ -175,14 +175,14 @@ def _sort_files(config: PrepareConfig) -> tuple[dict[str, int], dict[str, InputF
             elif file is None and one.format == "auto" and path.lower().endswith(SUFFIXES):
                 images.setdefault(path, number)
             else:
-                others.append(path)
+                rest.append(path)
     if images and tars:
         both = f"{plural(len(images), 'image')} beside {plural(len(tars), 'tar')}"
         what = f"{both}, which are read in other ways"
         raise DataError(what, where=min(images), fix="give folders of classes or tars, not both")
     if not images and not tars:
         raise _no_images(config)
-    return images, tars, others
+    return images, tars, rest
 
 
 def _no_images(config: PrepareConfig) -> DataError:
@@ -201,24 +201,24 @@ def _caption_path(path: str) -> str:
 def _find_captions(config: PrepareConfig, images: Iterable[str], others: Iterable[str]) -> set[str]:
     """Returns the captions beside images; none of classes. Raises: DataError: An image has none."""
     wanted = {_caption_path(path): path for path in images}
-    found = wanted.keys() & set(others)
+    names = wanted.keys() & set(others)
     in_folders = any(len(Path(class_path(config, path)).parts) > 1 for path in images)
-    if not wanted or not (config.differs("tokenizer") or (found and not in_folders)):
+    if not wanted or not (config.differs("tokenizer") or (names and not in_folders)):
         return set()
-    if without := sorted(wanted.keys() - found):
+    if without := sorted(wanted.keys() - names):
         raise DataError(
             "an image without a caption",
             where=wanted[without[0]],
             fix=f"write it to {Path(without[0]).name} beside it, or remove the image",
         )
-    return found
+    return names
 
 
 def _find_files(roots: Sequence[str]) -> Iterator[tuple[str, InputFile | None]]:
     """Yields the files that paths, globs and addresses name; behind an address, described."""
     from webdataset.shardlists import expand_urls
 
-    for root in (name for given in roots for name in (expand_urls(given) if "{" in given else [given])):
+    for root in (name for pattern in roots for name in (expand_urls(pattern) if "{" in pattern else [pattern])):
         if is_remote(root):
             check_no_secrets(root)
             yield from find_remote(root).items()

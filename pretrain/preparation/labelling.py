@@ -49,7 +49,7 @@ class LabelSet:
         if number is not None:
             return number
         more = ", ..." if len(self.names) > _MAX_SHOWN else ""
-        known = ", ".join(self.names[:_MAX_SHOWN]) + more
+        names = ", ".join(self.names[:_MAX_SHOWN]) + more
         if self.is_given:
             what = f"label {label!r} is not one of labels"
             fix = "add it to labels, or correct it"
@@ -58,14 +58,14 @@ class LabelSet:
             every = json.dumps(sort_labels([*self.names, str(label)]), ensure_ascii=False) if not more else "[...]"
             fix = f"correct it, or give the head a label that no text trains: labels={every}"
         where = f"the document that begins {text[:40]!r}"
-        raise DataError(f"{what} ({known})", where=where, fix=fix)
+        raise DataError(f"{what} ({names})", where=where, fix=fix)
 
 
 def sort_labels(names: Iterable[str]) -> list[str]:
     """Returns the names sorted, numbers by their value. Raises: DataError: none, or too many."""
-    found = set(names)
-    check_labels(found)
-    return sorted(found, key=int if all(map(_is_number, found)) else str)
+    distinct = set(names)
+    check_labels(distinct)
+    return sorted(distinct, key=int if all(map(_is_number, distinct)) else str)
 
 
 def check_labels(names: Iterable[str]) -> None:
@@ -92,11 +92,11 @@ def number_tokens(
     first. `split` and `text` are for errors. Raises: DataError: A label is unknown.
     """
     numbers = np.full(num_tokens + 1, IGNORE_INDEX, dtype=np.int16)
-    found = [known.number(label.name, split, text) for label in labels]
+    labels_of_words = [known.number(label.name, split, text) for label in labels]
     if places is None:
-        places = np.zeros(len(found), dtype=np.int64)
+        places = np.zeros(len(labels_of_words), dtype=np.int64)
     # Backwards: a token that begins with two words has the label of the first.
-    numbers[places[::-1]] = found[::-1]
+    numbers[places[::-1]] = labels_of_words[::-1]
     return numbers[:num_tokens]
 
 
@@ -106,9 +106,9 @@ def first_tokens(labels: Sequence[Label], offsets: Sequence[tuple[int, int]]) ->
     word_starts = np.array([label.start for label in labels], dtype=np.int64)
     word_ends = np.array([label.end for label in labels], dtype=np.int64)
     first = np.searchsorted(ends, word_starts, side="right")
-    known = np.append(starts, np.iinfo(np.int64).max)[first] < word_ends
+    begins = np.append(starts, np.iinfo(np.int64).max)[first] < word_ends
     # A word that the tokenizer left nothing of is behind the last token.
-    return np.where(known, first, len(starts))
+    return np.where(begins, first, len(starts))
 
 
 def _is_number(name: str) -> bool:

@@ -112,8 +112,8 @@ class SplitRecord:
             self.source_lengths.add(documents.source.lengths)
         if unknown is not None:
             sides = (documents.tokens, documents.source)
-            found = sum(int(np.count_nonzero(side.values == unknown)) for side in sides if side is not None)
-            self.num_unknown = (self.num_unknown or 0) + found
+            num_unknown = sum(int(np.count_nonzero(side.values == unknown)) for side in sides if side is not None)
+            self.num_unknown = (self.num_unknown or 0) + num_unknown
         if documents.loss is not None:
             self.num_learned += int(np.count_nonzero(documents.loss & 1))
         if documents.labels is not None:
@@ -234,9 +234,9 @@ def record_path(folder: Path, part: InputPart) -> Path:
 
 def load_records(folder: Path, parts: Iterable[InputPart], tokenizer_sha256: str) -> dict[int, PartRecord]:
     """Returns the records of the parts finished with this tokenizer, by number."""
-    found = {part.number: _load_record(folder, part) for part in parts}
+    records = {part.number: _load_record(folder, part) for part in parts}
     return {
-        number: record for number, record in found.items() if record and record.tokenizer_sha256 == tokenizer_sha256
+        number: record for number, record in records.items() if record and record.tokenizer_sha256 == tokenizer_sha256
     }
 
 
@@ -260,15 +260,15 @@ def _sizes(record: PartRecord) -> dict[str, int]:
 
 def remove_leftovers(folder: Path, parts: Sequence[InputPart], records: dict[int, PartRecord]) -> None:
     """Removes every file of `parts` that is in no record."""
-    kept = {record_path(folder, part) for part in parts if part.number in records}
+    valid = {record_path(folder, part) for part in parts if part.number in records}
     for record in records.values():
-        kept.update(folder / name for name in _sizes(record))
-    own = {part.name for part in parts}
+        valid.update(folder / name for name in _sizes(record))
+    names = {part.name for part in parts}
     for name in (PARTS_DIR, *SPLITS):
         for path in (folder / name).glob("part-*"):
             # `part-00007` of `part-00007-0000.tar`
             part_name = "-".join(path.name.split(".")[0].split("-")[:2])
-            if path not in kept and part_name in own:
+            if path not in valid and part_name in names:
                 path.unlink()
     make_dir(folder / PARTS_DIR)
 

@@ -179,16 +179,16 @@ def _start_worker(start: Start, folder: Path, share: Share, cells: Any, stop: An
     work = start()
 
     def work_on(part: InputPart) -> None:
-        own = 2 * part.number
+        first = 2 * part.number
 
         def report(num_bytes: int, num_documents: int) -> None:
-            cells[own] += num_bytes
-            cells[own + 1] += num_documents
+            cells[first] += num_bytes
+            cells[first + 1] += num_documents
             if stop.value:
                 raise _StopError
 
         work(part, report)
-        cells[own] = part.num_bytes
+        cells[first] = part.num_bytes
 
     _work_on = work_on
 

@@ -208,11 +208,11 @@ def _octaves(histogram: Sequence[Sequence[int]]) -> tuple[list[float], list[int]
 
 def _render_card(statistics: dict[str, Any]) -> str:
     """Returns data_card.md."""
-    given = statistics["input"]
+    inputs = statistics["input"]
     tokenizer = statistics["tokenizer"]
     splits = statistics["splits"]
-    formats = ", ".join(f"{count} {name}" for name, count in given["formats"].items())
-    source = f"{given['num_files']:,} files ({formats}), {given['num_bytes']:,} bytes"
+    formats = ", ".join(f"{count} {name}" for name, count in inputs["formats"].items())
+    source = f"{inputs['num_files']:,} files ({formats}), {inputs['num_bytes']:,} bytes"
     rows = []
     extra = []
     for name, split in splits.items():

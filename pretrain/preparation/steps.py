@@ -117,16 +117,16 @@ def plan_job(config: PrepareConfig, pool: WorkerPool) -> PrepareJob:
             check_normalize(one.normalize)
     config, revisions = settle_revisions(config)
     config = settle_auto(config)
-    config, given = settle_tokenizer(config)
-    config = settle_templates(config, given)
+    config, tokenizer = settle_tokenizer(config)
+    config = settle_templates(config, tokenizer)
     tested = load_tested(config)
     files = list_inputs(config.inputs, config.kind)
     part_bytes = config.part_bytes or plan_part_bytes(files)
     parts = plan_parts(files, part_bytes)
-    identity = identity_of(config, given) | {"part_bytes": part_bytes} | revisions
+    identity = identity_of(config, tokenizer) | {"part_bytes": part_bytes} | revisions
     if config.filter.decontaminate is not None:
         identity["filter.decontaminate.sha256"] = tested.identity()
-    job = PrepareJob(pool.folder, parts, config, pool, files, rule, given, identity, tested)
+    job = PrepareJob(pool.folder, parts, config, pool, files, rule, tokenizer, identity, tested)
     if not job.num_bytes:
         raise DataError(
             f"the input is empty ({len(files)} files, 0 bytes)",
@@ -172,9 +172,9 @@ def find_duplicates(job: PrepareJob) -> None:
     is_first = job.pool.share.is_first
     rules = job.config.filter
     near = rules.near_duplicates
-    own = job.parts if is_first else job.own_parts
-    wanted = _files(job, own, "first") if rules.deduplicate else []
-    wanted += _files(job, own, "near") if near else []
+    parts = job.parts if is_first else job.own_parts
+    wanted = _files(job, parts, "first") if rules.deduplicate else []
+    wanted += _files(job, parts, "near") if near else []
     _remove_temporaries(job)
     if not all(path.exists() for path in wanted):
         _hash_parts(job)
@@ -250,8 +250,8 @@ def make_labels(job: PrepareJob) -> LabelSet | None:
         return LabelSet(tuple(job.config.labels), is_given=True)
     path = job.folder / LABELS_NAME
     if job.pool.share.is_first and not path.exists():
-        found = _train_pieces(job, "reading the labels", LeftOut())
-        documents = (document for document, _ in found)
+        trained = _train_pieces(job, "reading the labels", LeftOut())
+        documents = (document for document, _ in trained)
         names = (str(label.name) for document in documents for label in document.labels)
         write_json(path, sort_labels(names))
     _wait_for([path], "the labels, which --part 1 finds")
@@ -312,7 +312,7 @@ def _wait_for(paths: Sequence[Path], what: str) -> None:
                 fix="start the other parts and run this command again; what is finished is kept",
             )
         time.sleep(POLL_S)
-        left = [path for path in missing if not path.exists()]
-        if len(left) < len(missing):
-            missing = left
+        waiting = [path for path in missing if not path.exists()]
+        if len(waiting) < len(missing):
+            missing = waiting
             deadline = time.monotonic() + WAIT_S

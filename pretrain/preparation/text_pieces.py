@@ -120,8 +120,8 @@ def choice_pieces(document: Document, rule: SplitRule) -> list[TextPiece]:
         answer = document.text[label.start : label.end]
         pieces.append(question._replace(labels=(label,)))
         pieces.append(TextPiece(split, answer, True, 0, is_source=True))
-    first, *others, last = pieces
-    return [first._replace(consumed_bytes=document.consumed_bytes), *others, last._replace(is_source=False)]
+    first, *middle, last = pieces
+    return [first._replace(consumed_bytes=document.consumed_bytes), *middle, last._replace(is_source=False)]
 
 
 def record_pieces(document: Document, rule: SplitRule) -> list[TextPiece]:
@@ -167,10 +167,10 @@ def _conversation_pieces(document: Document, spelled: frozenset[int], split: str
 
 def cut_piece(piece: TextPiece) -> Iterator[TextPiece]:
     """Yields a piece in pieces of about PIECE_CHARS, where the tokenizer allows `cut_text`."""
-    first, *others = cut_text(piece.text)
-    yield piece._replace(text=first, ends=piece.ends and not others)
-    for number, text in enumerate(others, 1):
-        is_end = piece.ends and number == len(others)
+    first, *rest = cut_text(piece.text)
+    yield piece._replace(text=first, ends=piece.ends and not rest)
+    for number, text in enumerate(rest, 1):
+        is_end = piece.ends and number == len(rest)
         yield piece._replace(text=text, ends=is_end, consumed_bytes=0, labels=(), begins=False)
 
 
@@ -250,23 +250,23 @@ class Assembler:
             tokens, offsets = self._encoder.encode_placed(texts)
             begin = len(self._begin)
             both = begin + len(self._end)
-            for piece, own, num_tokens in zip(pieces, offsets, tokens.lengths, strict=True):
-                first = first_tokens(piece.labels, own)
+            for piece, spans, num_tokens in zip(pieces, offsets, tokens.lengths, strict=True):
+                first = first_tokens(piece.labels, spans)
                 # A word that the tokenizer left nothing of has its place behind the document.
                 places.append(first + np.where(first < num_tokens, begin, both))
         elif self._layout.most_mark:
             tokens, offsets = self._encoder.encode_placed(texts)
-            places = [self._mark(piece, own) for piece, own in zip(pieces, offsets, strict=True)]
+            places = [self._mark(piece, spans) for piece, spans in zip(pieces, offsets, strict=True)]
         else:
             markers = [number for number, piece in enumerate(pieces) if piece.is_marker and piece.spans is None]
-            found = {
+            arrays = {
                 number: self._encoder.encode_conversation(piece.text, piece.spans, has_special=piece.is_marker)
                 for number, piece in enumerate(pieces)
                 if piece.spans is not None
             }
-            tokens = self._encoder.encode(texts, markers, {number: ids for number, (ids, _) in found.items()})
+            tokens = self._encoder.encode(texts, markers, {number: ids for number, (ids, _) in arrays.items()})
             if self._layout.loss_mask:
-                masks = [found[number][1] if number in found else _NO_MASK for number in range(len(pieces))]
+                masks = [arrays[number][1] if number in arrays else _NO_MASK for number in range(len(pieces))]
                 # The end-of-document token has a loss if the one before it has.
                 ends = is_ended if len(self._end) else np.zeros_like(is_ended)
                 places = [np.append(mask, mask[-1:]) if end else mask for mask, end in zip(masks, ends, strict=True)]
@@ -322,8 +322,8 @@ class Assembler:
         for number in np.unique(owners)[: MAX_SEARCHED - self._num_searched]:
             self._num_searched += 1
             # Offsets take time, so the batch was encoded without them.
-            found = self._encoder.tokenizer.encode(texts[number], add_special_tokens=False)
-            for token, (start, stop) in zip(found.ids, found.offsets, strict=True):
+            encoding = self._encoder.tokenizer.encode(texts[number], add_special_tokens=False)
+            for token, (start, stop) in zip(encoding.ids, encoding.offsets, strict=True):
                 text = texts[number][start:stop].strip()[:MAX_LOST_CHARS]
                 if token == self._unknown and text and len(self.lost) < MAX_LOST:
                     self.lost[text] = None

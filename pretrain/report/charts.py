@@ -230,9 +230,9 @@ def place_points(
         # If the steps took longer than there is room, a clock was wrong: bars stay in their order.
         scale = room / total if total > room else 1.0
         startup = max(0.0, room - total) if start.end is not None else 0.0
-        own = steps[(start.from_step < steps[:, 0]) & (steps[:, 0] <= last)]
-        own[:, 0] = start.begin + startup + (course.hours_at(own[:, 0]) - offset) * scale
-        placed.append(own)
+        rows = steps[(start.from_step < steps[:, 0]) & (steps[:, 0] <= last)]
+        rows[:, 0] = start.begin + startup + (course.hours_at(rows[:, 0]) - offset) * scale
+        placed.append(rows)
     return placed
 
 
@@ -244,7 +244,7 @@ def draw_timeline(run: RunData, color: str) -> str:
     if not starts:
         return ""
     rows = place_points(starts, run.course, [(step, 0.0) for step in run.course.steps])
-    ends = [max([start.end or start.begin, *own[:, 0]]) for start, own in zip(starts, rows, strict=True)]
+    ends = [max([start.end or start.begin, *points[:, 0]]) for start, points in zip(starts, rows, strict=True)]
     origin = next(begin for start in run.starts if (begin := instant(start.get("started"))))
     saved = [(one.at - origin).total_seconds() / 3600 for one in run.checkpoints if one.at >= origin]
     latest = max([*ends, *saved, 1 / 3600])
@@ -295,7 +295,7 @@ def _lane(parts: Sequence[np.ndarray], factor: float, color: str) -> list[Line]:
     """Returns the curve of each start, over time in the unit of the axis."""
     num_rows = sum(map(len, parts))
     lines = []
-    for own in filter(len, parts):
-        curve = make_curve(own[:, 0] * factor, own[:, 1], max(1, _MAX_GROUPS * len(own) // num_rows))
+    for part in filter(len, parts):
+        curve = make_curve(part[:, 0] * factor, part[:, 1], max(1, _MAX_GROUPS * len(part) // num_rows))
         lines.append(Line(0, "", color, DASHES[0], curve))
     return lines

@@ -56,16 +56,16 @@ def read_evaluations(path: Path, notes: list[str]) -> list[Evaluation]:
     except OSError as error:
         notes.append(f"{path.name} cannot be read: {error.strerror}")
         return []
-    found = []
+    evaluations = []
     damaged = 0
     for line in lines[:-1]:  # the last line is empty, or a row that is being written
         try:
-            found.append(_parse(parse_json(line)))
+            evaluations.append(_parse(parse_json(line)))
         except (ValueError, KeyError, TypeError, AttributeError, OverflowError):
             damaged += 1
     if damaged:
         notes.append(f"{path.name}: {damaged:,} damaged lines are left out")
-    return found
+    return evaluations
 
 
 def _parse(row: dict[str, Any]) -> Evaluation:
@@ -98,8 +98,8 @@ def _loss_rows(result: _Facts, data: _Texts, settings: _Facts, _: _Texts) -> _Ro
             cells["documents"] = _count(labels["documents"])
         cells["targets"] = _count(facts["targets"])
         yield EvaluationRow(LOSSES if labels is None else CLASSIFIERS, read, cells)
-        for score, found in facts.get("differences", {}).items():
-            yield _difference(read, result["baseline"], f"{source}: {score}", found)
+        for score, difference in facts.get("differences", {}).items():
+            yield _difference(read, result["baseline"], f"{source}: {score}", difference)
 
 
 def _difference(data: str, baseline: str, score: str, found: _Facts) -> EvaluationRow:
@@ -121,17 +121,17 @@ def _translation_rows(result: _Facts, data: _Texts, _: _Facts, signatures: _Text
         beams = _count(system["beams"])
         search = "greedy" if beams == 1 else f"beam {beams}"
         cells: dict[str, Any] = {"of": f"{system['model']}, {search}"}
-        for metric, found in system["scores"].items():
-            cells[metric] = f"{_float(found['score']):.2f}"
-            signatures[metric] = str(found["signature"])
+        for metric, value in system["scores"].items():
+            cells[metric] = f"{_float(value['score']):.2f}"
+            signatures[metric] = str(value["signature"])
         cells |= {"sentences": _count(system["sentences"]), "cut short": _count(system["cut"])}
         yield EvaluationRow(TRANSLATIONS, read, cells)
     for pair in result["compared"]:
         interval = f"+-{_float(pair['system_ci']):.2f} against +-{_float(pair['baseline_ci']):.2f}"
         score = f"{pair['system']}: {pair['metric']}"
         signatures[f"{pair['metric']}, compared"] = str(pair["signature"])
-        found = {"value": pair["difference"], "p_value": pair["p_value"]}
-        yield _compared(read, pair["baseline"], score, found, interval=interval, drawn="sentences")
+        value = {"value": pair["difference"], "p_value": pair["p_value"]}
+        yield _compared(read, pair["baseline"], score, value, interval=interval, drawn="sentences")
 
 
 def _task_rows(result: _Facts, data: _Texts, settings: _Facts, _: _Texts) -> _Rows:

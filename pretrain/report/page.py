@@ -156,22 +156,22 @@ def _clock(number: int, run: RunData) -> str:
 def differing_keys(runs: Sequence[RunData]) -> dict[str, list[Any]]:
     """Returns {dotted key: value in each run} of the config's keys that differ; None where absent."""
     keys = dict.fromkeys(key for run in runs for key in run.config)
-    found = {}
+    differing = {}
     for key in keys:
         values = [run.config.get(key, _ABSENT) for run in runs]
         if any(type(value) is not type(values[0]) or value != values[0] for value in values[1:]):
-            found[key] = [None if value is _ABSENT else value for value in values]
-    return found
+            differing[key] = [None if value is _ABSENT else value for value in values]
+    return differing
 
 
 def config_diff(runs: Sequence[RunData]) -> str:
     """Returns the keys in which the configs of runs differ; empty for one run."""
     if len(runs) < 2:
         return ""
-    found = differing_keys(runs)
-    if not found:
+    keys = differing_keys(runs)
+    if not keys:
         return "<p>The configs are the same.</p>"
-    rows = [[key, *map(_plain, values)] for key, values in found.items()]
+    rows = [[key, *map(_plain, values)] for key, values in keys.items()]
     return table(["key", *(run.label for run in runs)], rows)
 
 
@@ -213,7 +213,7 @@ def _facts(run: RunData) -> dict[str, Any]:
     for attempt in run.record["attempts"]:
         for name, version in (attempt.get("versions") or {}).items():
             seen.setdefault(name, {})[str(version)] = None
-    changed = [f"{name} {' -> '.join(found)}" for name, found in seen.items() if len(found) > 1]
+    changed = [f"{name} {' -> '.join(values)}" for name, values in seen.items() if len(values) > 1]
     facts["changed between starts"] = ", ".join(changed) or None
     return {name: value for name, value in facts.items() if value is not None}
 

@@ -101,12 +101,12 @@ class Panel:
 
 def choose_panels(runs: Sequence[RunData]) -> dict[str, list[Panel]]:
     """Returns panels by section; sections and panels without a value are left out."""
-    families, others = _sort_metrics(dict.fromkeys(name for run in runs for name in run.metrics))
+    families, rest = _sort_metrics(dict.fromkeys(name for run in runs for name in run.metrics))
     num_curves = sum(len(run.metrics) for run in runs)
     max_groups = max(MIN_GROUPS, min(MAX_GROUPS, MAX_ALL_GROUPS // max(num_curves, 1)))
     title = "Other metrics"
-    if len(others) > MAX_OTHERS:
-        title = f"{title}; {len(others) - MAX_OTHERS:,} are left out"
+    if len(rest) > MAX_OTHERS:
+        title = f"{title}; {len(rest) - MAX_OTHERS:,} are left out"
 
     def compare(metrics: Iterable[Metric]) -> list[Panel]:
         return [panel for metric in metrics for panel in _compare(runs, metric, max_groups)]
@@ -118,7 +118,7 @@ def choose_panels(runs: Sequence[RunData]) -> dict[str, list[Panel]]:
         "Learning": compare(_LEARNING),
         "Speed and memory": compare(_SPEED) + split([_PARTS]),
         "By source and layer": split(families),
-        title: compare(others[:MAX_OTHERS]),
+        title: compare(rest[:MAX_OTHERS]),
     }
     return {title: panels for title, panels in sections.items() if panels}
 

@@ -79,8 +79,8 @@ class RunData:
 
 def target_unit(runs: Sequence[RunData]) -> str:
     """Returns the word for what runs are trained on: tokens, labels, pairs, or several."""
-    found = [[name for name in TARGET_COUNTS if name in run.metrics] for run in runs]
-    units = {names[0] if names else "tokens" for names in found}
+    counts = [[name for name in TARGET_COUNTS if name in run.metrics] for run in runs]
+    units = {names[0] if names else "tokens" for names in counts}
     return units.pop() if len(units) == 1 else "targets"
 
 
@@ -94,8 +94,8 @@ def read_run_data(path: Path, label: str, starts: Sequence[dict[str, Any]], stat
     names = dict.fromkeys(name for row in rows for name in row)
     if len(names) > MAX_METRICS:
         notes.append(f"metrics.jsonl: all but the first {MAX_METRICS:,} metrics are left out")
-        kept = set(list(names)[:MAX_METRICS]) | {"step"}
-        rows = [{name: value for name, value in row.items() if name in kept} for row in rows]
+        names_read = set(list(names)[:MAX_METRICS]) | {"step"}
+        rows = [{name: value for name, value in row.items() if name in names_read} for row in rows]
     return RunData(
         path=path,
         label=label,
@@ -213,7 +213,7 @@ def split_columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float,
 
 
 def _read_samples(path: Path, notes: list[str]) -> list[tuple[int, list[tuple[str, str]]]]:
-    found = []
+    samples = []
     for row in read_lines(path, notes):
         entries = row.get("samples")
         pairs = [
@@ -222,15 +222,15 @@ def _read_samples(path: Path, notes: list[str]) -> list[tuple[int, list[tuple[st
             if isinstance(entry, dict)
         ]
         if pairs:
-            found.append((row["step"], pairs))
-    return found
+            samples.append((row["step"], pairs))
+    return samples
 
 
 def _read_attention(folder: Path, notes: list[str]) -> tuple[int, bytes] | None:
-    found = list_pictures(folder)
-    if not found:
+    pictures = list_pictures(folder)
+    if not pictures:
         return None
-    step, path = found[-1]
+    step, path = pictures[-1]
     try:
         with open_file(path) as file:
             png = file.read(MAX_PICTURE_BYTES + 1)
@@ -244,7 +244,7 @@ def _read_attention(folder: Path, notes: list[str]) -> tuple[int, bytes] | None:
 
 
 def _read_checkpoints(run: RunDir, notes: list[str]) -> tuple[list[SavedCheckpoint], int | None]:
-    found: list[SavedCheckpoint] = []
+    checkpoints: list[SavedCheckpoint] = []
     parameters = None
     for path in list_checkpoints(run.checkpoints):
         try:
@@ -261,6 +261,6 @@ def _read_checkpoints(run: RunDir, notes: list[str]) -> tuple[list[SavedCheckpoi
             if path.exists():  # else the run removed it meanwhile
                 notes.append(f"{path.name}: {getattr(error, 'what', error)}")
             continue
-        found.append(saved)
+        checkpoints.append(saved)
         parameters = sum(math.prod(shape) for shape in manifest.shapes.values())
-    return found, parameters
+    return checkpoints, parameters

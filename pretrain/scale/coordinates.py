@@ -153,9 +153,9 @@ def _train(config: RunConfig, model_config: ModelConfig, steps: int, device: tor
     sizes: list[list[float]] = []
     first: Tensor | None = None
     for step in range(steps + 1):
-        found, logits = _measure(model, batch)
+        values, logits = _measure(model, batch)
         first = logits if first is None else first
-        sizes.append([*found, float((logits - first).abs().mean())])
+        sizes.append([*values, float((logits - first).abs().mean())])
         if step < steps:
             (loss(model, batch).loss_sum / batch.targets_BT.numel()).backward()
             clip_or_drop(list(model.parameters()), optim.grad_clip)
@@ -167,12 +167,12 @@ def _train(config: RunConfig, model_config: ModelConfig, steps: int, device: tor
 @torch.no_grad()
 def _measure(model: Transformer, batch: Batch) -> tuple[list[float], Tensor]:
     """Returns the mean absolute output of the embedding and of each block, and the logits of real tokens."""
-    found: list[float] = []
+    values: list[float] = []
     watched = [model.embedding, *model.stacks[-1].blocks]
 
     def measure(module: nn.Module, inputs: Any, output: Any) -> None:
         hidden = output.x_BTD if isinstance(output, BlockOutput) else output
-        found.append(float(hidden.abs().mean()))
+        values.append(float(hidden.abs().mean()))
 
     hooks = [module.register_forward_hook(measure) for module in watched]
     try:
@@ -181,7 +181,7 @@ def _measure(model: Transformer, batch: Batch) -> tuple[list[float], Tensor]:
         for hook in hooks:
             hook.remove()
     assert logits_BTV is not None
-    return found, logits_BTV[..., :VOCABULARY]
+    return values, logits_BTV[..., :VOCABULARY]
 
 
 def draw_coordinates(check: CoordinateCheck, image_format: str) -> bytes:

@@ -150,8 +150,8 @@ class _Fits:
 
     def log_losses(self, values: np.ndarray) -> np.ndarray:
         """Returns log L of each run."""
-        found: np.ndarray = np.logaddexp.reduce(self.terms(values), axis=2)
-        return found
+        losses: np.ndarray = np.logaddexp.reduce(self.terms(values), axis=2)
+        return losses
 
     def objective(self, values: np.ndarray, measured: np.ndarray, prior: np.ndarray) -> np.ndarray:
         """Returns Huber's loss in units of its deltas, plus that of the prior; float64 [fits]."""
@@ -170,10 +170,10 @@ class _Fits:
             step = np.linalg.solve(curvature + damping[:, None, None] * diagonal, gradient[:, :, None])[:, :, 0]
             tried = values - np.clip(step, -1.0, 1.0)
             tried[:, 3:] = np.maximum(tried[:, 3:], _MIN_EXPONENT)
-            found = self.objective(tried, measured, prior)
-            is_lower = found < best
+            misfits = self.objective(tried, measured, prior)
+            is_lower = misfits < best
             values = np.where(is_lower[:, None], tried, values)
-            best = np.where(is_lower, found, best)
+            best = np.where(is_lower, misfits, best)
             damping = np.clip(np.where(is_lower, damping / 3, damping * 2), 1e-9, 1e9)
         return values
 
@@ -201,8 +201,8 @@ class _Fits:
         starts[:, :3] += self.measured.mean()
         prior = np.tile(self.prior, (len(starts), 1))
         values = self.minimize(self.measured, prior, starts)
-        found: np.ndarray = values[self.objective(values, self.measured, prior).argmin()]
-        return found
+        values_of_best: np.ndarray = values[self.objective(values, self.measured, prior).argmin()]
+        return values_of_best
 
     def law(self, values: np.ndarray) -> ScalingLaw:
         """Returns the law of absolute N and D by the values of a fit, float64 [5]."""
@@ -307,20 +307,20 @@ def draw_line_laws(
         DataError: Runs of fewer than MIN_SIZES sizes on the line.
     """
     on_line = _beside(points, line) < 0.5
-    own = [point for point, is_on in zip(points, on_line, strict=True) if is_on]
-    sizes = len({point.parameters for point in own})
+    runs = [point for point, is_on in zip(points, on_line, strict=True) if is_on]
+    sizes = len({point.parameters for point in runs})
     if sizes < MIN_SIZES:
-        found = f"finished runs of {line:g} tokens a parameter are of {sizes} sizes"
-        raise DataError(f"{found}, at least {MIN_SIZES} are needed", fix=_MORE)
-    flops = np.array([point.flops for point in own])
-    measured = np.array([[point.loss for point in own]])
+        text = f"finished runs of {line:g} tokens a parameter are of {sizes} sizes"
+        raise DataError(f"{text}, at least {MIN_SIZES} are needed", fix=_MORE)
+    flops = np.array([point.flops for point in runs])
+    measured = np.array([[point.loss for point in runs]])
     of_sizes = np.array([law.gamma for law in laws[1:]])
     weights = np.array([of_sizes.std(), LINE_EXPONENT_SPREAD]) ** -2
     gamma = float(weights @ [np.median(of_sizes), LINE_EXPONENT] / weights.sum())
     first = _fit_lines(flops, measured, np.array([gamma]))[0]
     rng = np.random.default_rng(SEED)
     fitted = np.array([first.loss(one) for one in flops])
-    drawn = fitted * np.exp(rng.choice(residuals, size=(len(of_sizes), len(own))))
+    drawn = fitted * np.exp(rng.choice(residuals, size=(len(of_sizes), len(runs))))
     gammas = rng.normal(gamma, weights.sum() ** -0.5, len(of_sizes))
     return [first, *_fit_lines(flops, drawn, gammas)]
 
@@ -338,4 +338,4 @@ def _fit_lines(flops: np.ndarray, losses: np.ndarray, gammas: np.ndarray) -> lis
         off = np.abs((slopes @ values)[:, :, 0] - 1)
         weights = 1 / np.maximum(off / HUBER_DELTA, 1)
     ks = values[:, 1, 0] * middle**gammas
-    return [LineLaw(*map(float, found)) for found in zip(values[:, 0, 0], ks, gammas, strict=True)]
+    return [LineLaw(*map(float, values_of_fit)) for values_of_fit in zip(values[:, 0, 0], ks, gammas, strict=True)]

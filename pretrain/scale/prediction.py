@@ -114,14 +114,14 @@ class LadderFit:
         ])  # fmt: skip
         loss = float(np.median(drawn))
         noise = np.random.default_rng(SEED).choice(self.residuals, len(drawn))
-        found = bootstrap_interval(loss, drawn * np.exp(noise))
-        return PredictedRun(name, size.parameters, size.tokens, size.flops, loss, found.low, found.high)
+        interval = bootstrap_interval(loss, drawn * np.exp(noise))
+        return PredictedRun(name, size.parameters, size.tokens, size.flops, loss, interval.low, interval.high)
 
     def optimal_parameters(self, flops: float) -> tuple[float, float, float]:
         """Returns N of the lowest loss for a budget, with its 95% interval."""
         values = [law.optimal_parameters(flops) for law in self.laws]
-        found = bootstrap_interval(values[0], np.array(values[1:]))
-        return found.value, found.low, found.high
+        interval = bootstrap_interval(values[0], np.array(values[1:]))
+        return interval.value, interval.low, interval.high
 
 
 def fit_ladder(points: Sequence[LossPoint], line: float, resamples: int = RESAMPLES) -> LadderFit:

@@ -110,15 +110,15 @@ def _draw(
 
 def _draw_size(axes: "Axes", law: ScalingLaw, size: float, runs: Sequence[LossPoint], color: str) -> None:
     """Draws the runs of a size, and the law around them."""
-    own = [run.flops for run in runs]
-    flops = np.geomspace(min(own) / _REACH, max(own) * _REACH, _CURVE_POINTS)
+    budgets = [run.flops for run in runs]
+    flops = np.geomspace(min(budgets) / _REACH, max(budgets) * _REACH, _CURVE_POINTS)
     axes.plot(
         flops,
         [law.loss(size, one / (FLOPS_OF_A_WEIGHT * size)) for one in flops],
         color=color,
         linewidth=1,
     )
-    axes.plot(own, [run.loss for run in runs], "o", color=color, markersize=4)
+    axes.plot(budgets, [run.loss for run in runs], "o", color=color, markersize=4)
 
 
 def _by_size(point: LossPoint) -> float:

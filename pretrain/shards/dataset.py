@@ -46,8 +46,8 @@ class Dataset:
     @property
     def sha256(self) -> str:
         """Identity of the data, hex: the hash of one folder, or of the hashes of several."""
-        first, *others = (data_hash(source.index) for source in self.sources)
-        return hashlib.sha256("\n".join([first, *others]).encode()).hexdigest() if others else first
+        first, *rest = (data_hash(source.index) for source in self.sources)
+        return hashlib.sha256("\n".join([first, *rest]).encode()).hexdigest() if rest else first
 
 
 def open_dataset(config: DataConfig, folder_of: Callable[[str], Path] = Path) -> Dataset:
@@ -67,8 +67,8 @@ def open_dataset(config: DataConfig, folder_of: Callable[[str], Path] = Path) ->
         DataSource(source.name, folder, load_index(folder), source.repeat)
         for source, folder in zip(config.mixture, folders, strict=True)
     ]
-    first, *others = sources
-    for source in others:
+    first, *rest = sources
+    for source in rest:
         where = str(source.folder)
         for what in ("tokenizer_sha256", "kind", "dtype", "eos_id", "begin_id"):
             mine = str(getattr(first.index, what))
@@ -105,12 +105,12 @@ def _check_tokenizer(folder: Path, index: DataIndex) -> None:
     path = folder / "tokenizer.json"
     fix = "copy it again or run `pretrain prepare` again"
     try:
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
+        digest = hashlib.sha256(path.read_bytes()).hexdigest()
     except OSError as error:
         raise DataError(f"cannot be read: {error.strerror}", where=str(path), fix=fix) from None
-    if found != index.tokenizer_sha256:
+    if digest != index.tokenizer_sha256:
         raise DataError(
-            f"sha256 is {found[:12]}, the index says {index.tokenizer_sha256[:12]}",
+            f"sha256 is {digest[:12]}, the index says {index.tokenizer_sha256[:12]}",
             where=str(path),
             fix=fix,
         )

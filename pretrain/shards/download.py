@@ -167,8 +167,8 @@ def _receive(
         except Exception as error:
             progress.trouble = attempts.explain(error)
             attempts.wait(progress.trouble)
-    found = hasher.hexdigest()
-    return "" if found == file.digest else f"its hash is {found} instead of {file.digest}"
+    digest = hasher.hexdigest()
+    return "" if digest == file.digest else f"its hash is {digest} instead of {file.digest}"
 
 
 def read_small(url: str, *, patience: Patience, abandoned: Callable[[], bool]) -> bytes:

@@ -74,8 +74,8 @@ class Fetcher:
     def set_order(self, reader: str, names: Sequence[str]) -> None:
         """Replaces the shards that a reader will need; its order precedes those of others."""
         with self._changed:
-            others = {other: order for other, order in self._orders.items() if other != reader}
-            self._orders = {reader: tuple(names), **others}
+            orders = {other: order for other, order in self._orders.items() if other != reader}
+            self._orders = {reader: tuple(names), **orders}
             for name in list(self._kept):
                 if not self._cache.has(self._shards[name]):
                     os.close(self._kept.pop(name))  # its room was taken for what was needed sooner
@@ -158,10 +158,10 @@ class Fetcher:
                 if self.closed or name is None:
                     return
                 progress = self._active[name] = DownloadProgress()
-            kept = None
+            descriptor = None
             error = None
             try:
-                kept = self._bring(self._shards[name], progress)
+                descriptor = self._bring(self._shards[name], progress)
             except AbandonedError:
                 pass
             except Exception as caught:  # raised again where the shard is needed
@@ -172,10 +172,10 @@ class Fetcher:
                     self._failed[name] = error
                     if name not in self._demanded:
                         _log.warning("could not fetch ahead: %s", error)
-                if kept is not None:
+                if descriptor is not None:
                     if name in self._kept:
                         os.close(self._kept.pop(name))
-                    self._kept[name] = kept
+                    self._kept[name] = descriptor
                     self._drop_unwanted(name)
                 self._changed.notify_all()
 
@@ -202,15 +202,15 @@ class Fetcher:
                 )
 
         full_since: float | None = None
-        kept = None
+        descriptor = None
         try:
             while not self._unwanted(shard.name):
-                kept = self._cache.expect(shard) if kept is None else kept
+                descriptor = self._cache.expect(shard) if descriptor is None else descriptor
                 demanded = shard.name in self._demanded
                 outcome = self._cache.fill(shard, fetch, urgent=demanded)
-                if outcome is Fill.THERE and kept is not None:
-                    result = kept
-                    kept = None
+                if outcome is Fill.THERE and descriptor is not None:
+                    result = descriptor
+                    descriptor = None
                     return result
                 if outcome is Fill.FULL and not demanded:
                     self._full_until = time.monotonic() + LISTEN_S
@@ -227,8 +227,8 @@ class Fetcher:
                 time.sleep(POLL_S)
             return None
         finally:
-            if kept is not None:
-                os.close(kept)
+            if descriptor is not None:
+                os.close(descriptor)
 
     def _full_error(self, shard: ShardIndex) -> UnavailableError:
         size = shard.num_bytes + shard.table_bytes
@@ -289,10 +289,10 @@ def fetch_folder(url: str, cache: ShardCache, patience: Patience, stop: Callable
 
 def _read_tokenizer(url: str, index: DataIndex, patience: Patience, stop: Callable[[], bool]) -> bytes:
     content = read_small(f"{url}/tokenizer.json", patience=patience, abandoned=stop)
-    found = hashlib.sha256(content).hexdigest()
-    if found != index.tokenizer_sha256:
+    digest = hashlib.sha256(content).hexdigest()
+    if digest != index.tokenizer_sha256:
         raise DataError(
-            f"is not the tokenizer of the index: its sha256 is {found} instead of {index.tokenizer_sha256}",
+            f"is not the tokenizer of the index: its sha256 is {digest} instead of {index.tokenizer_sha256}",
             where=f"{url}/tokenizer.json",
             fix="upload the tokenizer that the shards were made with",
         )
@@ -314,13 +314,13 @@ def check_remote(
             raise AbandonedError
         try:
             address = address_of(name)
-            found = call_remote(address, lambda: stat_url(address)["size"], patience, stop)
+            num_bytes = call_remote(address, lambda: stat_url(address)["size"], patience, stop)
         except OSError as error:
             # The server is away: nothing is known of the other files either.
             if error.errno == errno.EIO:
                 raise
             return f"{name} cannot be fetched: {error.strerror}"
-        return "" if found in (None, size) else f"{name} has {found} bytes, not {size}"
+        return "" if num_bytes in (None, size) else f"{name} has {num_bytes} bytes, not {size}"
 
     with ThreadPoolExecutor(QUESTIONS) as pool, data_errors():
         bad = [text for text in pool.map(complaint, sizes) if text]

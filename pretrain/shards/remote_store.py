@@ -183,8 +183,8 @@ def _folder_url(url: str) -> str:
         return url
     parts = urlsplit(url)
     if parts.scheme not in SCHEMES or not parts.netloc:
-        known = ", ".join(f"{scheme}://" for scheme in SCHEMES)
-        raise DataError("no such kind of address", where=without_secrets(url), fix=f"use a folder, or one of {known}")
+        schemes = ", ".join(f"{scheme}://" for scheme in SCHEMES)
+        raise DataError("no such kind of address", where=without_secrets(url), fix=f"use a folder, or one of {schemes}")
     check_no_secrets(url)
     return url.rstrip("/")
 

@@ -120,7 +120,7 @@ class ShardWriter:
             columns = [(self._tokens, documents.tokens)]
             if documents.source is not None:
                 columns.append((self._source, documents.source))
-            num_fitting = min(given.count_up_to(self.member_tokens - column.size) for column, given in columns)
+            num_fitting = min(reader.count_up_to(self.member_tokens - column.size) for column, reader in columns)
             self._append(documents.slice(0, num_fitting))
             if any(column.size >= self.member_tokens for column, _ in columns):
                 self._flush_member()
@@ -138,9 +138,9 @@ class ShardWriter:
                 where=str(self.path),
                 fix="split it in the source text",
             )
-        given = [part is not None for part in (source, loss, labels)]
+        present = [part is not None for part in (source, loss, labels)]
         layout = self._layout
-        assert given == [layout.has_source, layout.loss_mask, layout.has_labels], "the arrays of the kind"
+        assert present == [layout.has_source, layout.loss_mask, layout.has_labels], "the arrays of the kind"
         assert source is None or source.lengths.all(), "a source has at least one token"
         beside = labels if loss is None else loss
         assert beside is None or len(beside) == len(tokens.values), "a value for each token"

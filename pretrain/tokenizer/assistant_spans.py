@@ -57,10 +57,10 @@ class Conversation:
     ) -> str:
         """Returns the text of all messages. Raises: ChatTemplateError: It is refused. DataError."""
         chosen = self.messages if messages is None else messages
-        [found] = self.texts([(len(chosen), generation_prompt)], chosen, marks=marks)
-        if found.error is not None:
-            raise ChatTemplateError(f"the chat template refuses it: {found.error}")
-        return found.rest
+        [text] = self.texts([(len(chosen), generation_prompt)], chosen, marks=marks)
+        if text.error is not None:
+            raise ChatTemplateError(f"the chat template refuses it: {text.error}")
+        return text.rest
 
     def texts(
         self,
@@ -104,13 +104,13 @@ def tagged_spans(one: Conversation, silent: Collection[int]) -> list[Span]:
     with_anchors = one.anchored()
     text, anchored = _generated(one.whole(with_anchors, marks=True))
     places = _places(text)
-    own = [turn for turn, message in enumerate(one.messages) if message["role"] == ASSISTANT]
-    wordless = {turn for turn in own if with_anchors[turn] == one.messages[turn]}
+    turns = [turn for turn, message in enumerate(one.messages) if message["role"] == ASSISTANT]
+    wordless = {turn for turn in turns if with_anchors[turn] == one.messages[turn]}
     moved = [tuple(len(_ANCHOR.sub("", text[:edge])) for edge in span) for span in anchored]
-    if _ANCHOR.sub("", text) != one.raw or moved != spans or not places.keys() | wordless >= {*own}:
+    if _ANCHOR.sub("", text) != one.raw or moved != spans or not places.keys() | wordless >= {*turns}:
         what = "the chat template's tags have no place among the turns"
         raise ChatTemplateError(f"{what}: {_REMEDY}")
-    return [span for span in spans if _turn_of(span, places, own, wordless, silent) not in silent]
+    return [span for span in spans if _turn_of(span, places, turns, wordless, silent) not in silent]
 
 
 def _turn_of(
@@ -174,12 +174,12 @@ def added_spans(one: Conversation, learned: Sequence[int], eos: str) -> Iterator
     for turn in learned:
         # Behind the last turn comes another: what is there without it alone is no turn's.
         jobs += [(turn, True), (turn + 1 + (turn == last), False)]
-    whole, *found = one.texts(jobs, [*one.messages, _NEXT_TURN])
+    whole, *texts = one.texts(jobs, [*one.messages, _NEXT_TURN])
     if whole.error is not None:
         raise ChatTemplateError(f"the chat template refuses it: {whole.error}")
     one.raw = whole.rest
     local = _Anchored(one, eos)
-    for turn, before, until in zip(learned, found[::2], found[1::2], strict=True):
+    for turn, before, until in zip(learned, texts[::2], texts[1::2], strict=True):
         if before.error is not None:
             what = f"the chat template refuses the turns before turn {turn}: {before.error}"
             if turn == 0:
@@ -223,8 +223,8 @@ class _Anchored:
 
     def _after(self, turn: int, job: tuple[int, bool]) -> str | None:
         """Returns what another text has behind the words of a turn."""
-        [found] = self._one.texts([job], [*self._one.anchored(), _NEXT_TURN])
-        text = "" if found.error is not None else found.rest
+        [rendering] = self._one.texts([job], [*self._one.anchored(), _NEXT_TURN])
+        text = "" if rendering.error is not None else rendering.rest
         place = _places(text).get(turn)
         return None if place is None else _ANCHOR.sub("", text)[place:]
 
@@ -286,9 +286,9 @@ def _anchor(message: Mapping[str, Any], turn: int) -> dict[str, Any]:
         last = {**content[-1], "text": put(content[-1]["text"])}
         return {**message, "content": [*content[:-1], last]}
     if message.get("tool_calls") and isinstance(message["tool_calls"][-1].get("function"), dict):
-        *others, call = message["tool_calls"]
+        *rest, call = message["tool_calls"]
         function = {**call["function"], "name": put(str(call["function"].get("name", "")))}
-        return {**message, "tool_calls": [*others, {**call, "function": function}]}
+        return {**message, "tool_calls": [*rest, {**call, "function": function}]}
     return {**message}
 
 

@@ -111,8 +111,8 @@ class ChatTemplate:
         if self._facts[one.jinja].is_tagged:
             spans = tagged_spans(one, silent)
         else:
-            own = [turn for turn, message in enumerate(messages) if message["role"] == ASSISTANT]
-            learned = [turn for turn in own if turn not in silent]
+            turns = [turn for turn, message in enumerate(messages) if message["role"] == ASSISTANT]
+            learned = [turn for turn in turns if turn not in silent]
             spans = list(added_spans(one, learned, self._tokens.get("eos_token", "")))
         self._check_spelled(one, messages, tools, generation_prompt=False)
         return list(_cut(one.raw, spans))
@@ -120,19 +120,19 @@ class ChatTemplate:
     def _conversation(self, messages: Sequence[Message], tools: Any, *, marks_spelled: bool = True) -> Conversation:
         special = self._special if marks_spelled else None
         try:
-            given = [_prepare_message(message, special) for message in messages]
+            prepared = [_prepare_message(message, special) for message in messages]
             variables = {**self._tokens, "tools": _mark(tools, special), "documents": None}
         except RecursionError:
             raise ChatTemplateError("a message is nested too deeply") from None
         jinja = self._jinja if tools is None else self._of_tools
-        return Conversation(jinja, self._date, variables, given, self._special)
+        return Conversation(jinja, self._date, variables, prepared, self._special)
 
     def _check_spelled(
         self, one: Conversation, messages: Sequence[Message], tools: Any, *, generation_prompt: bool
     ) -> None:
         """Checks that marks of spelled special tokens leave the text as transformers writes it."""
-        given = json.dumps([one.messages, one.variables], default=str, ensure_ascii=False)
-        if not _SPELLING.search(given):
+        content = json.dumps([one.messages, one.variables], default=str, ensure_ascii=False)
+        if not _SPELLING.search(content):
             return
         plain = self._conversation(messages, tools, marks_spelled=False)
         if _SPELLING.sub("", one.raw) != plain.whole(generation_prompt=generation_prompt):
@@ -142,11 +142,11 @@ class ChatTemplate:
 
 def _prepare_message(message: Message, special: re.Pattern[str] | None) -> dict[str, Any]:
     """Returns a message as transformers gives it to a template, special tokens in it marked."""
-    found = {key: _mark(value, special) for key, value in message.items() if value is not None}
-    reasoning = next((found[key] for key in REASONING if key in found), None)
+    marked = {key: _mark(value, special) for key, value in message.items() if value is not None}
+    reasoning = next((marked[key] for key in REASONING if key in marked), None)
     if reasoning is None:
-        return found
-    return {"thinking": reasoning, **found, "reasoning_content": reasoning}
+        return marked
+    return {"thinking": reasoning, **marked, "reasoning_content": reasoning}
 
 
 def _mark(value: Any, special: re.Pattern[str] | None) -> Any:

@@ -57,14 +57,14 @@ class Encoder:
         """
         self.tokenizer.encode_special_tokens = not has_special
         try:
-            found = self.tokenizer.encode(text, add_special_tokens=False)
+            encoding = self.tokenizer.encode(text, add_special_tokens=False)
         finally:
             self.tokenizer.encode_special_tokens = True
-        starts, ends = np.array(found.offsets, np.int64).reshape(-1, 2).T
+        starts, ends = np.array(encoding.offsets, np.int64).reshape(-1, 2).T
         mask = np.zeros(len(starts), np.uint8)
         for first, last in spans:
             mask |= (starts < last) & (ends > first)
-        return found.ids, mask
+        return encoding.ids, mask
 
     def _encode_marker(self, text: str) -> list[int]:
         ids: list[int] = []

@@ -128,26 +128,26 @@ def read_given(config: TokenizerConfig) -> GivenTokenizer:
     """
     assert config.path is not None
     try:
-        found = _read(_find(config.path))
+        released = _read(_find(config.path))
     except (DataError, LaunchError) as error:
         raise type(error)(
             error.what, where=error.where, fix=f"{error.fix} (--tokenizer, or tokenizer.path of a config)"
         ) from error
-    content = found.content
+    content = released.content
     assert content is not None
     if config.begin is not None:
         content = fit_start(content, config.begin, config.path)
     tokenizer = parse_tokenizer(content, config.path)
     before = dump_tokenizer(tokenizer)
     names = [*config.special_tokens]
-    eos = config.eos or getattr(found.theirs, "eos_token", None)
+    eos = config.eos or getattr(released.theirs, "eos_token", None)
     if eos is not None and tokenizer.token_to_id(eos) is not None:
         names.append(eos)
     # Those that are special keep how they take the white space around them (Phi-3).
     add_special(tokenizer, [name for name in names if name not in special_ids(tokenizer)])
     fill_up(tokenizer, config.vocab_multiple)
     after = dump_tokenizer(tokenizer)
-    return GivenTokenizer(content if after == before else after, eos, found.theirs)
+    return GivenTokenizer(content if after == before else after, eos, released.theirs)
 
 
 @lru_cache(maxsize=1)
@@ -161,10 +161,10 @@ def read_release(path: str) -> bytes:
 
 def _read(place: Path) -> ReleasedTokenizer:
     if place.is_dir():
-        found = read_released(place)
-        if found.content is None:
-            raise DataError(found.reason, where=str(place), fix=f"give a {FILE}, or train one")
-        return found
+        released = read_released(place)
+        if released.content is None:
+            raise DataError(released.reason, where=str(place), fix=f"give a {FILE}, or train one")
+        return released
     foreign = name_vocabulary(place)
     if foreign is None and place.suffix in PIECES:
         foreign = "a sentencepiece model, whose special tokens are in the files beside it"
@@ -261,8 +261,8 @@ def resolve_template(template: Template, given: GivenTokenizer, where: str) -> d
     if theirs is not None:
         tokens = {name: token for name, token in theirs.special_tokens_map.items() if isinstance(token, str)}
     else:
-        known = special_tokens_of(tokenizer).model_dump(include={"pad", "bos", "eos"}, exclude_none=True)
-        tokens = {f"{name}_token": str(tokenizer.id_to_token(number)) for name, number in known.items()}
+        variables = special_tokens_of(tokenizer).model_dump(include={"pad", "bos", "eos"}, exclude_none=True)
+        tokens = {f"{name}_token": str(tokenizer.id_to_token(number)) for name, number in variables.items()}
     texts = {}
     if template != OF_TOKENIZER:
         try:
@@ -320,8 +320,8 @@ def _find(name: str) -> Path:
     places = [path, path / "tokenizer"]
     if (path / "manifest.json").is_file():
         places.append(path.resolve().parent.parent)
-    if (found := next(filter(has_tokenizer, places), None)) is not None:
-        return found
+    if (folder := next(filter(has_tokenizer, places), None)) is not None:
+        return folder
     if path.exists() or path.suffix == ".json" or not is_hub_name(name):
         return path
     return fetch_files(name, ["config.json", *SETTINGS_FILES, *VOCABULARY_FILES])

@@ -71,13 +71,13 @@ def find_difference(ours: Tokenizer, theirs: Any) -> EncodingDifference | None:
     `theirs` is of transformers or of `tokenizers`. Compared are the numbers of all tokens, then
     texts with and without the tokens that begin and end them.
     """
-    mine, others = ours.get_vocab(), theirs.get_vocab()
-    if mine != others:
-        differing = {name for name, _ in mine.items() ^ others.items()}
-        name = min(differing, key=lambda one: (others.get(one, mine.get(one, 0)), one))
-        return EncodingDifference(name, str(mine.get(name, "none")), str(others.get(name, "none")))
-    found = compare_texts(ours, theirs, probe_texts(ours))
-    return found or compare_texts(ours, theirs, ("", "a b"), whole=True)
+    mine, vocabulary = ours.get_vocab(), theirs.get_vocab()
+    if mine != vocabulary:
+        differing = {name for name, _ in mine.items() ^ vocabulary.items()}
+        name = min(differing, key=lambda one: (vocabulary.get(one, mine.get(one, 0)), one))
+        return EncodingDifference(name, str(mine.get(name, "none")), str(vocabulary.get(name, "none")))
+    difference = compare_texts(ours, theirs, probe_texts(ours))
+    return difference or compare_texts(ours, theirs, ("", "a b"), whole=True)
 
 
 def probe_texts(tokenizer: Tokenizer) -> list[str]:
@@ -92,11 +92,11 @@ def compare_texts(
 ) -> EncodingDifference | None:
     """Returns the first text that two tokenizers encode otherwise, `whole` with begin and end."""
     for text in texts:
-        left, right = _encode(ours, text, whole), _encode(theirs, text, whole)
-        if left != right:
-            same = map(operator.eq, left, right)
+        ours_ids, right = _encode(ours, text, whole), _encode(theirs, text, whole)
+        if ours_ids != right:
+            same = map(operator.eq, ours_ids, right)
             place = sum(1 for _ in takewhile(bool, same))
-            return EncodingDifference(text, _shown(left, place), _shown(right, place))
+            return EncodingDifference(text, _shown(ours_ids, place), _shown(right, place))
     return None
 
 
@@ -137,20 +137,20 @@ def read_released(folder: Path) -> ReleasedTokenizer:
     if content is not None and not any(_glob(folder, (*SETTINGS_FILES, "config.json"))):
         return ReleasedTokenizer(content, None)
     theirs = load_released(folder, own_code=content is not None)
-    found = None if content is None else find_difference(_parse(content, file), theirs)
-    if content is not None and found is None:
+    difference = None if content is None else find_difference(_parse(content, file), theirs)
+    if content is not None and difference is None:
         return ReleasedTokenizer(content, theirs)
     backend = getattr(theirs, "backend_tokenizer", None)
     if backend is None:
-        also = "" if found is None else f", and {_say(found, FILE, 'transformers')}"
+        also = "" if difference is None else f", and {_say(difference, FILE, 'transformers')}"
         reason = f"its tokenizer, {type(theirs).__name__}, cannot be made one of `tokenizers`{also}"
         return ReleasedTokenizer(None, theirs, reason)
-    if found is not None:
-        _log.warning("%s: %s; the latter is used", folder, _say(found, FILE, "AutoTokenizer"))
+    if difference is not None:
+        _log.warning("%s: %s; the latter is used", folder, _say(difference, FILE, "AutoTokenizer"))
     content = (backend.to_str(pretty=True) + "\n").encode()
-    if (found := find_difference(_parse(content, folder), theirs)) is not None:
+    if (difference := find_difference(_parse(content, folder), theirs)) is not None:
         return ReleasedTokenizer(
-            None, theirs, f"no {FILE} encodes as transformers: {_say(found, 'it', 'transformers')}"
+            None, theirs, f"no {FILE} encodes as transformers: {_say(difference, 'it', 'transformers')}"
         )
     return ReleasedTokenizer(content, theirs)
 
@@ -250,14 +250,14 @@ def _content(path: Path) -> bytes:
 
 def _glob(folder: Path, patterns: Iterable[str]) -> list[Path]:
     """Returns the files of these names. Raises: DataError: One would block, or fill the memory."""
-    found = [path for pattern in patterns for path in sorted(folder.glob(pattern))]
-    for path in found:
+    paths = [path for pattern in patterns for path in sorted(folder.glob(pattern))]
+    for path in paths:
         size = path.stat().st_size if path.is_file() else -1
         if not 0 <= size <= MAX_TOKENIZER_BYTES:
             too_large = f"larger than {MAX_TOKENIZER_BYTES:,} bytes"
             what = "not a regular file" if size < 0 else too_large
             raise DataError(what, where=str(path), fix="give the folder of a tokenizer")
-    return found
+    return paths
 
 
 def list_tokenizer_files(folder: Path) -> list[Path]:
@@ -273,9 +273,9 @@ def has_tokenizer(folder: Path) -> bool:
 def refusal_of_foreign(folder: Path) -> DataError | None:
     """Returns the error for a vocabulary that transformers cannot read rightly, with what to do."""
     for path in _glob(folder, ("*.model", "*.tiktoken", "tekken.json", "*.gguf")):
-        if (found := name_vocabulary(path)) is not None:
+        if (foreign := name_vocabulary(path)) is not None:
             return DataError(
-                found,
+                foreign,
                 where=str(path),
                 fix=f"give the folder of a release with a {FILE}",
             )

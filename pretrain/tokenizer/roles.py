@@ -52,15 +52,15 @@ def eos_id(tokenizer: Tokenizer, name: str | None = None) -> int:
     Raises: DataError: There is none.
     """
     special = special_ids(tokenizer)
-    found = _first_of(KNOWN_EOS if name is None else (name,), special)
-    if found is None:
-        known = f"its special tokens are {sorted(special) or 'none'}"
+    number = _first_of(KNOWN_EOS if name is None else (name,), special)
+    if number is None:
+        tokens = f"its special tokens are {sorted(special) or 'none'}"
         fix = f"add {EOS} to it, or name it in tokenizer.special_tokens"
         what = "the tokenizer has no end-of-document token"
         if name is not None:
             what, fix = f"{what} {name}", "name one of these in tokenizer.eos"
-        raise DataError(f"{what}; {known}", fix=fix)
-    return found
+        raise DataError(f"{what}; {tokens}", fix=fix)
+    return number
 
 
 def start_id(tokenizer: Tokenizer) -> int | None:
@@ -71,10 +71,10 @@ def start_id(tokenizer: Tokenizer) -> int | None:
 
 def separator_ids(tokenizer: Tokenizer) -> list[int]:
     """Returns the tokens that its post-processor puts between two texts (BERT: [SEP]), if any."""
-    found = tokenizer.encode("a", "a", add_special_tokens=True)
-    sides = found.sequence_ids
+    encoding = tokenizer.encode("a", "a", add_special_tokens=True)
+    sides = encoding.sequence_ids
     last = max((place for place, side in enumerate(sides) if side == 0), default=-1)
-    return list(found.ids[last + 1 : sides.index(1)]) if 1 in sides else []
+    return list(encoding.ids[last + 1 : sides.index(1)]) if 1 in sides else []
 
 
 def unknown_id(tokenizer: Tokenizer) -> int | None:
@@ -111,8 +111,8 @@ def special_tokens_of(tokenizer: Tokenizer) -> SpecialTokens:
 def nameable_tokens(tokenizer: Tokenizer) -> dict[str, int]:
     """Returns the special tokens that a prompt may name: none that begins, ends or fills a text."""
     special = special_ids(tokenizer)
-    others = {*KNOWN_EOS, *KNOWN_PAD, *KNOWN_BOS, *KNOWN_UNK}
-    return {content: number for content, number in special.items() if content not in others}
+    names = {*KNOWN_EOS, *KNOWN_PAD, *KNOWN_BOS, *KNOWN_UNK}
+    return {content: number for content, number in special.items() if content not in names}
 
 
 def sentinel_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
@@ -212,8 +212,8 @@ def _spell(name: str, is_bytes: bool, falls_back: bool) -> bytes:
 def _byte_alphabet() -> dict[str, int]:
     """Returns the byte of each character of byte-level BPE (Radford et al. 2019, released code)."""
     printable = [*range(ord("!"), ord("~") + 1), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
-    others = [byte for byte in range(256) if byte not in printable]
-    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(others)}
+    rest = [byte for byte in range(256) if byte not in printable]
+    return {chr(byte): byte for byte in printable} | {chr(256 + n): byte for n, byte in enumerate(rest)}
 
 
 BYTE_OF = _byte_alphabet()

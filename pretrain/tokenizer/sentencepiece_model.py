@@ -44,20 +44,20 @@ def convert_sentencepiece(path: Path, theirs: Tokenizer, texts: Sequence[str]) -
             where=str(path),
             fix="fetch it again",
         ) from None
-    found = _build(proto, theirs)
+    converted = _build(proto, theirs)
     # Families have a name of their own for it.
-    unknown = {program.unk_id(): found.id_to_token(unknown_id(found) or 0)}
+    unknown = {program.unk_id(): converted.id_to_token(unknown_id(converted) or 0)}
     symbols = [one.piece for one in proto.pieces if one.type == _USER_DEFINED][:100]
     inside = [text for one in symbols for text in (one, f"a {one} b{one}c", f"{one}{one} a")]
     for text in (*texts, *inside):
         wanted = [unknown.get(one) or program.id_to_piece(one) for one in program.encode(text)]
-        ids = found.encode(text, add_special_tokens=False).ids
-        tokens = [found.id_to_token(one) for one in ids]
+        ids = converted.encode(text, add_special_tokens=False).ids
+        tokens = [converted.id_to_token(one) for one in ids]
         if tokens != wanted:
             what = f"sentencepiece encodes {text!r} as {wanted}, and a tokenizer.json of its model"
             fix = "give a folder with the tokenizer.json of its makers, or train a tokenizer"
             raise DataError(f"{what} as {tokens}", where=str(path), fix=fix)
-    return found
+    return converted
 
 
 def _build(proto: Any, theirs: Tokenizer) -> Tokenizer:
@@ -67,14 +67,14 @@ def _build(proto: Any, theirs: Tokenizer) -> Tokenizer:
         # There user-defined symbols are pieces, and white space beside them stays.
         symbols = {one.piece for one in proto.pieces if one.type == _USER_DEFINED}
         added = [one for one in added if one["special"] or one["content"] not in symbols]
-    found = Tokenizer(_build_model(proto, theirs, state["model"]))
-    found.normalizer = _build_normalizer(rules)
-    found.pre_tokenizer = _build_words(proto, state)
+    built = Tokenizer(_build_model(proto, theirs, state["model"]))
+    built.normalizer = _build_normalizer(rules)
+    built.pre_tokenizer = _build_words(proto, state)
     spaces = [decoders.Replace(SPACE, " "), decoders.ByteFallback(), decoders.Fuse()]
     first = [decoders.Strip(" ", 1, 0)] if rules.add_dummy_prefix else []
-    found.decoder = decoders.Sequence([*spaces, *first])
-    kept = {"added_tokens": added, "post_processor": state["post_processor"]}
-    return Tokenizer.from_str(json.dumps(parse_json(found.to_str()) | kept))
+    built.decoder = decoders.Sequence([*spaces, *first])
+    changes = {"added_tokens": added, "post_processor": state["post_processor"]}
+    return Tokenizer.from_str(json.dumps(parse_json(built.to_str()) | changes))
 
 
 def _build_words(proto: Any, state: dict[str, Any]) -> pre_tokenizers.PreTokenizer:

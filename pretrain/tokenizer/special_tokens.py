@@ -39,8 +39,8 @@ def encode_plain_text(tokenizer: Tokenizer) -> Tokenizer:
 
 def _becomes(tokenizer: Tokenizer, content: str, number: int) -> bool:
     """True if a text of two characters or more is one token with this id."""
-    found = tokenizer.encode(content, add_special_tokens=False)
-    places = zip(found.ids, found.offsets, strict=True)
+    encoding = tokenizer.encode(content, add_special_tokens=False)
+    places = zip(encoding.ids, encoding.offsets, strict=True)
     # An unknown character is the unknown token too, but not the whole text.
     spans = (end - start for token, (start, end) in places if token == number)
     return len(content) > 1 and any(span >= len(content) for span in spans)

@@ -169,9 +169,9 @@ def _named_type(value: Any) -> str:
 @cache
 def sandbox() -> TemplateSandbox:
     """Returns the sandbox of this process."""
-    found = TemplateSandbox()
-    atexit.register(found.close)
-    return found
+    process = TemplateSandbox()
+    atexit.register(process.close)
+    return process
 
 
 def _reason(code: int) -> str:
@@ -289,8 +289,8 @@ def _answer(request: Mapping[str, Any], num_bytes: int) -> dict[str, Any]:
     """Returns the answer to a request of `num_bytes`."""
     _allow(request, num_bytes)
     try:
-        given = request["jinja"], request.get("today"), request.get("marks", False)
-        template, facts = _compile(*given)
+        options = request["jinja"], request.get("today"), request.get("marks", False)
+        template, facts = _compile(*options)
     except RecursionError:
         return {"limit": "is nested too deeply"}
     except TemplateSyntaxError as error:
@@ -302,12 +302,12 @@ def _answer(request: Mapping[str, Any], num_bytes: int) -> dict[str, Any]:
     for count, generation_prompt in request["jobs"]:
         _allow(request, num_bytes)
         variables = request["variables"]
-        own = {
+        defaults = {
             "messages": variables["messages"][:count],
             "add_generation_prompt": generation_prompt,
         }
         try:
-            text = template.render({**variables, **own})
+            text = template.render({**variables, **defaults})
         except RecursionError:
             return {"limit": "recurses too deeply"}
         except MemoryError:

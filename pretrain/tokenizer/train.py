@@ -121,9 +121,9 @@ def _train_wordpiece(tokenizer: Tokenizer, texts: Iterable[str], vocab_size: int
     assert layout.unk is not None
     words = count_words(texts, tokenizer)
     alphabet = choose_alphabet(words, min(_MAX_ALPHABET, (vocab_size - layout.num_special) // 2))
-    known = frozenset(alphabet)
+    characters = frozenset(alphabet)
     short = {word: count for word, count in words.items() if len(word) <= _MAX_WORD_CHARS}
-    spelled = Counter({word: count for word, count in short.items() if known.issuperset(word)})
+    spelled = Counter({word: count for word, count in short.items() if characters.issuperset(word)})
     within = sorted({_PREFIX + character for word in spelled for character in word[1:]})
     learner = Tokenizer(models.WordPiece(unk_token=layout.unk))
     learner.pre_tokenizer = split_words()
@@ -204,8 +204,8 @@ def _spell(words: Counter[str], alphabet: set[str]) -> Counter[str]:
     spelled: Counter[str] = Counter()
     foreign = re.compile(f"[^{re.escape(''.join(sorted(alphabet)))}]+")
     for word, count in words.items():
-        known = word.replace(_TRAINERS_UNK, _TRAINERS_UNK[0] + "\0" + _TRAINERS_UNK[1:])
-        for part in foreign.split(known):
+        escaped = word.replace(_TRAINERS_UNK, _TRAINERS_UNK[0] + "\0" + _TRAINERS_UNK[1:])
+        for part in foreign.split(escaped):
             for start in range(0, len(part), _MAX_PART_CHARS):
                 spelled[part[start : start + _MAX_PART_CHARS]] += count
     return spelled

@@ -89,10 +89,10 @@ def is_cut_safe(tokenizer: Tokenizer) -> bool:
     """
     split = _state(tokenizer.pre_tokenizer)
     kinds = ("bpe", "wordpiece", "unigram", "char")
-    known = [_state(build_pre_tokenizer(*options)) for options in product(kinds, (False, True))]
+    states = [_state(build_pre_tokenizer(*options)) for options in product(kinds, (False, True))]
     added = tokenizer.get_added_tokens_decoder().values()
     return (
-        split in known
+        split in states
         and _is_context_free(_state(tokenizer.normalizer))
         and all(token.special or _is_word(token) for token in added)
         and not getattr(tokenizer.model, "dropout", None)

@@ -225,10 +225,10 @@ class Timeline:
         steps = self._num_steps
         if not steps:
             return {}
-        found = {f"{part}_s": value / steps for part, value in self._seconds.items() if value}
+        times = {f"{part}_s": value / steps for part, value in self._seconds.items() if value}
         self._num_steps = 0
         self._seconds = dict.fromkeys(PARTS, 0.0)
-        return found
+        return times
 
 
 def _record_event() -> Any:

@@ -65,7 +65,7 @@ class MlflowTracker(Tracker):
         else:
             number = experiment.experiment_id
         ours = f"tags.`{_TAG}` = '{self._identity.id}'"
-        found = client.search_runs([number], ours, max_results=1)
+        runs = client.search_runs([number], ours, max_results=1)
         tags = without_secrets(
             {
                 "mlflow.note.content": self._config.notes,
@@ -75,8 +75,8 @@ class MlflowTracker(Tracker):
             }
         )
         described = [RunTag(key, value) for key, value in [*tags.items(), *_flat(facts)] if value]
-        if found:
-            self._run_id = found[0].info.run_id
+        if runs:
+            self._run_id = runs[0].info.run_id
             client.update_run(self._run_id, status="RUNNING")
         else:
             name = without_secrets(self._config.name or self._identity.name)

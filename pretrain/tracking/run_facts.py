@@ -31,8 +31,8 @@ def find_facts(dataset: Dataset, num_ranks: int) -> dict[str, Any]:
     """Returns `code`, `machine`, `slurm` (under it) and `data_card`, for the run's config."""
     slurm = slurm_variables()
     machine = machine_facts() | {"ranks": num_ranks}
-    found = {"code": code_facts(Path(__file__).parent), "machine": machine}
-    return found | ({"slurm": slurm} if slurm else {}) | {"data_card": data_facts(dataset)}
+    facts = {"code": code_facts(Path(__file__).parent), "machine": machine}
+    return facts | ({"slurm": slurm} if slurm else {}) | {"data_card": data_facts(dataset)}
 
 
 def code_facts(folder: Path) -> dict[str, Any]:

@@ -81,8 +81,8 @@ class Point(NamedTuple):
         """Returns the newest point of a run, up to `step`; None: it has none that can be read."""
         with contextlib.suppress(DataError, TypeError):
             points = [Point(**row) for row in read_rows(run_dir / "wandb" / STEPS)]
-            found = (point for point in reversed(points) if step is None or point.step <= step)
-            return next(found, None)
+            candidates = (point for point in reversed(points) if step is None or point.step <= step)
+            return next(candidates, None)
         return None
 
 

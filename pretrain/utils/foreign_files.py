@@ -149,8 +149,8 @@ def name_model(path: Path) -> tuple[str, str] | None:
         )
     files = sorted(path.iterdir()) if os.access(path, os.R_OK | os.X_OK) else []
     for file in files:
-        if file.suffix.lower() in _MODEL_ENDINGS and (found := name_model(file)):
-            return f"{found[0]} ({file.name})", found[1]
+        if file.suffix.lower() in _MODEL_ENDINGS and (foreign := name_model(file)):
+            return f"{foreign[0]} ({file.name})", foreign[1]
     for file in files:
         if file.suffix in (".json", ".model", ".tiktoken") and (vocabulary := name_vocabulary(file)):
             return f"a tokenizer without a model: {file.name} is {vocabulary}", _WHOLE
@@ -187,4 +187,4 @@ def _base_of(config: Path) -> str:
 
 
 def _by_head(known: dict[bytes, tuple[str, str]], head: bytes) -> tuple[str, str] | None:
-    return next((found for magic, found in known.items() if head.startswith(magic)), None)
+    return next((name for magic, name in known.items() if head.startswith(magic)), None)

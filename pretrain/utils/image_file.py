@@ -80,9 +80,9 @@ class ImageFile:
         except PIL.Image.DecompressionBombError:
             raise self._too_large("a picture") from None  # Pillow's own limit is far above this one
         except Exception as error:  # decoders raise nearly anything on damaged bytes
-            known = ", ".join(sorted(set(FORMATS.values())))
+            names = ", ".join(sorted(set(FORMATS.values())))
             raise self._unreadable(
-                f"not an image in a format that is read ({known})",
+                f"not an image in a format that is read ({names})",
                 error,
             ) from None
         self.suffix = FORMATS[str(self._image.format)]
@@ -135,9 +135,9 @@ class ImageFile:
     def _check_cost(self, content: bytes | memoryview) -> None:
         """Refuses what takes too much memory or time to decode. Raises: DataError."""
         image = self._image
-        own = _PIXEL_BYTES.get(image.mode, _WIDEST)
-        pixel_bytes = own + _DECODER_BYTES.get(str(image.format), 0)
-        pixel_bytes += own if self._orientation != 1 else 0  # the copy that is upright
+        per_pixel = _PIXEL_BYTES.get(image.mode, _WIDEST)
+        pixel_bytes = per_pixel + _DECODER_BYTES.get(str(image.format), 0)
+        pixel_bytes += per_pixel if self._orientation != 1 else 0  # the copy that is upright
         pixel_bytes += _WIDEST if image.mode != "RGB" else 0  # the converted copy
         pixels = image.size[0] * image.size[1]
         shown = f"{image.size[0]} x {image.size[1]}, mode {image.mode},"

@@ -175,13 +175,13 @@ class JsonLines:
             DiskError: The disk refused; the file is as it was.
         """
         self._waiting = deque(line for line in self._waiting if parse_json(line)["step"] <= step)
-        kept = 0
+        end_of_valid = 0
         last = None
         try:
             for row, end in _parse(self._path):
                 if row["step"] > step:
                     break
-                kept = end
+                end_of_valid = end
                 last = row["step"]
             else:
                 return
@@ -189,7 +189,7 @@ class JsonLines:
             if last != step:
                 raise
         with disk_errors("read", self._path), open_file(self._path) as file:
-            content = file.read(kept)
+            content = file.read(end_of_valid)
         self._file.close()
         try:
             write_file(self._path, content)

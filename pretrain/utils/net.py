@@ -67,21 +67,21 @@ def listen_on_loopback(host: str, port: int) -> socket.socket | None:
 
 def interface_addresses() -> list[tuple[str, str]]:
     """Returns every (interface, address) of this machine, loopback included, IPv4 before IPv6."""
-    found = [
+    pairs = [
         (name, entry.address.partition("%")[0], entry.family)
         for name, entries in psutil.net_if_addrs().items()
         for entry in entries
     ]
     wanted = (socket.AF_INET, socket.AF_INET6)
-    return [(name, address) for family in wanted for name, address, its in found if its == family]
+    return [(name, address) for family in wanted for name, address, its in pairs if its == family]
 
 
 def usable_addresses() -> list[tuple[str, str]]:
     """Returns the addresses that other machines could reach: neither loopback nor link-local."""
-    found = []
+    usable = []
     for name, address in interface_addresses():
         parsed = ipaddress.ip_address(address)
         is_local = parsed.is_loopback or parsed.is_link_local
         if not (is_local or parsed.is_unspecified or parsed.is_multicast):
-            found.append((name, address))
-    return found
+            usable.append((name, address))
+    return usable

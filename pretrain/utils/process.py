@@ -151,6 +151,6 @@ def start_program(file: str) -> "subprocess.Popen[bytes]":
     """
     command = [sys.executable, "-P", file]
     pipe, null = subprocess.PIPE, subprocess.DEVNULL
-    known = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(known)}
+    folders = [str(Path(__file__).parents[2]), *filter(None, [os.environ.get("PYTHONPATH")])]
+    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(folders)}
     return subprocess.Popen(command, stdin=pipe, stdout=pipe, stderr=null, env=environment)

@@ -124,8 +124,8 @@ def failure_of(error: BaseException) -> Failure:
 def describe(error: BaseException) -> str:
     """Returns one line of an error, without user, password and query of any URL in it."""
     status = _status(error)
-    own = "strerror" if status is None else "message"
-    text = str(getattr(error, own, None) or getattr(error, "reason", None) or error)
+    attribute = "strerror" if status is None else "message"
+    text = str(getattr(error, attribute, None) or getattr(error, "reason", None) or error)
     text = re.sub(r"\?\S+", "?...", re.sub(r"//[^/@\s]*@", "//", " ".join(text.split())))
     if status is not None:
         return f"the server answers {status} {text or type(error).__name__}"

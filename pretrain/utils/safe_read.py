@@ -131,9 +131,9 @@ def check_fields(value: Any, types: Mapping[str, type]) -> dict[str, Any]:
     if not isinstance(value, dict):
         raise ValueError(f"{type(value).__name__} where an object is expected")
     for name, kind in types.items():
-        found = value.get(name)
-        if found is not None and type(found) is not kind:
-            raise ValueError(f"{name} is of type {type(found).__name__}, not {kind.__name__}")
-        if isinstance(found, int) and abs(found) > MAX_INT:
+        field = value.get(name)
+        if field is not None and type(field) is not kind:
+            raise ValueError(f"{name} is of type {type(field).__name__}, not {kind.__name__}")
+        if isinstance(field, int) and abs(field) > MAX_INT:
             raise ValueError(f"{name} has more than 53 bits")
     return value

@@ -76,8 +76,8 @@ def _check(exported: Exported) -> None:
     stack = exported.config.last_stack
     scale = stack.per_head_width**-0.5
     if exported.config.shape == "decoder" and abs((stack.score_scale or scale) / scale - 1) > 1e-6:
-        found = f"decoder.score_factor={stack.score_scale}"
-        what = f"{found}: CTranslate2 divides scores by the root of head_width"
+        key = f"decoder.score_factor={stack.score_scale}"
+        what = f"{key}: CTranslate2 divides scores by the root of head_width"
         raise ConfigError(what, where="model", fix="export to hf")
     has_own_width = stack.per_head_width * stack.heads != stack.width
     if exported.model_type in ("llama", "qwen2") and has_own_width:
@@ -151,17 +151,17 @@ def _scores(folder: Path, config: ModelConfig, tokens_BT: Tensor) -> Tensor:
     options = {"device": "cpu", "compute_type": "float32"}
     if config.shape == "decoder":
         model = ctranslate2.Generator(str(folder), **options)
-        found = model.forward_batch(tokens_BT.tolist(), return_log_probs=False)
+        scores = model.forward_batch(tokens_BT.tolist(), return_log_probs=False)
     elif config.shape == "encoder":
-        found = ctranslate2.Encoder(str(folder), **options).forward_batch(tokens_BT.tolist()).last_hidden_state
+        scores = ctranslate2.Encoder(str(folder), **options).forward_batch(tokens_BT.tolist()).last_hidden_state
     else:
         file = next(folder / name for name in _VOCABULARIES if (folder / name).exists())
         names = parse_json(file.read_text())
         rows = [[names[number] for number in row] for row in tokens_BT.tolist()]
         model = ctranslate2.Translator(str(folder), **options)
         scored = model.score_batch(rows, [row[1:] for row in rows])
-        found = [row.log_probs[:-1] for row in scored]  # without the end
-    return torch.from_numpy(np.array(found, dtype=np.float32))
+        scores = [row.log_probs[:-1] for row in scored]  # without the end
+    return torch.from_numpy(np.array(scores, dtype=np.float32))
 
 
 def _use(config: ModelConfig) -> str:

@@ -41,8 +41,8 @@ def _granite_keys(config: ModelConfig) -> dict[str, Any]:
 
 def _gemma_keys(config: ModelConfig) -> dict[str, Any]:
     caps = {"attn": config.last_stack.score_cap, "final": config.head.soft_cap}
-    found = {f"{key}_logit_softcapping": cap for key, cap in caps.items() if cap is not None}
-    return found | _window_keys(config)
+    keys = {f"{key}_logit_softcapping": cap for key, cap in caps.items() if cap is not None}
+    return keys | _window_keys(config)
 
 
 def _window_keys(config: ModelConfig) -> dict[str, Any]:
@@ -176,7 +176,7 @@ def _check(exported: Exported) -> None:
 def _keys(config: ModelConfig, layout: _Layout) -> dict[str, Any]:
     """Returns the keys of GGUF below the name of the architecture."""
     stack = config.last_stack
-    found: dict[str, Any] = {
+    keys: dict[str, Any] = {
         "block_count": stack.layers,
         "context_length": config.max_seq_len,
         "embedding_length": stack.width,
@@ -189,11 +189,11 @@ def _keys(config: ModelConfig, layout: _Layout) -> dict[str, Any]:
         "vocab_size": config.vocab_size,
     }
     if stack.position == "rotary":
-        found |= {"rope.freq_base": stack.rope_theta, "rope.dimension_count": stack.rotary_width}
+        keys |= {"rope.freq_base": stack.rope_theta, "rope.dimension_count": stack.rotary_width}
     scaling = stack.rope_scaling
     if scaling is not None and scaling.kind == "linear":
-        found |= {"rope.scaling.type": "linear", "rope.scaling.factor": scaling.factor}
-    return found | layout.keys(config)
+        keys |= {"rope.scaling.type": "linear", "rope.scaling.factor": scaling.factor}
+    return keys | layout.keys(config)
 
 
 _Parts = tuple[str, str, list[str]]
@@ -206,41 +206,41 @@ def _tensors(config: ModelConfig, layout: _Layout, files: TensorFolder) -> Itera
     arch = next(arch for arch, name in arches.items() if name == layout.arch)
     layers = max(config.input_stack.layers, config.last_stack.layers)
     names = gguf.get_tensor_name_map(arch, layers)
-    found: dict[str, dict[int, str]] = {}
+    parts_by_name: dict[str, dict[int, str]] = {}
     for name in files.facts:
         expert = _EXPERTS.fullmatch(name)
         if expert is None:
-            found[name] = {0: name}
+            parts_by_name[name] = {0: name}
             continue
         # Experts are one tensor of three dimensions.
         layer, number, part = expert.groups()
         merged = f"{layer}.mlp.experts.{_EXPERT_PARTS.get(part, part)}.weight"
-        found.setdefault(merged, {})[int(number)] = name
-    for name, parts in found.items():
-        known = names.get_name(name, try_suffixes=(".weight", ".bias"))
-        assert known is not None, name
-        yield known, name, [parts[number] for number in sorted(parts)]
-        if layout.own_head and config.tied_embeddings and known == "token_embd.weight":
+        parts_by_name.setdefault(merged, {})[int(number)] = name
+    for name, parts in parts_by_name.items():
+        theirs = names.get_name(name, try_suffixes=(".weight", ".bias"))
+        assert theirs is not None, name
+        yield theirs, name, [parts[number] for number in sorted(parts)]
+        if layout.own_head and config.tied_embeddings and theirs == "token_embd.weight":
             yield "output.weight", name, list(parts.values())
 
 
 def _converted(config: ModelConfig, layout: _Layout, files: TensorFolder, made: _Parts) -> Tensor:
     """Returns a tensor as llama.cpp reads it, fp32."""
-    known, name, parts = made
-    found = torch.stack([files.load(part).float() for part in parts])
-    found = found if len(parts) > 1 or ".experts." in name else found[0]
+    theirs, name, parts = made
+    tensor = torch.stack([files.load(part).float() for part in parts])
+    tensor = tensor if len(parts) > 1 or ".experts." in name else tensor[0]
     stack = config.last_stack
-    if known == "output.weight" and config.head.scaled:
-        found = found * config.last_stack.width**-0.5  # there the head does not divide its input
+    if theirs == "output.weight" and config.head.scaled:
+        tensor = tensor * config.last_stack.width**-0.5  # there the head does not divide its input
     if layout.offset and name.endswith("norm.weight"):
-        found = found + layout.offset
+        tensor = tensor + layout.offset
     if re.fullmatch(layout.transposed, name):
-        found = found.t()
+        tensor = tensor.t()
     heads = {"q_proj": stack.heads, "k_proj": stack.num_kv_heads}.get(name.split(".")[-2])
     if layout.pairs and heads is not None:
-        halves = found.unflatten(0, (heads, 2, -1))
-        found = halves.transpose(1, 2).flatten(0, 2)
-    return found.contiguous()
+        halves = tensor.unflatten(0, (heads, 2, -1))
+        tensor = halves.transpose(1, 2).flatten(0, 2)
+    return tensor.contiguous()
 
 
 def _convert(exported: Exported, folder: Path) -> None:
@@ -280,22 +280,22 @@ def _convert(exported: Exported, folder: Path) -> None:
         kind = kinds.BF16 if halves else kinds.F32
         return gguf.quants.quantize(values.numpy(), kind), kind
 
-    found = list(_tensors(config, layout, files))
+    tensors = list(_tensors(config, layout, files))
     try:
-        for known, name, parts in found:
+        for theirs, name, parts in tensors:
             facts = [files.facts[part].shape for part in parts]
             shape = (len(parts), *facts[0]) if ".experts." in name else facts[0]
             if re.fullmatch(layout.transposed, name):
                 shape = tuple(reversed(shape))
-            values, kind = stored(known, torch.empty(shape))
+            values, kind = stored(theirs, torch.empty(shape))
             of_values = (values.shape, values.dtype, values.nbytes)
-            writer.add_tensor_info(known, *of_values, raw_dtype=kind)
-        for known, tensor in factors.items():
-            writer.add_tensor_info(known, tensor.shape, np.dtype(np.float32), 4 * tensor.numel())
+            writer.add_tensor_info(theirs, *of_values, raw_dtype=kind)
+        for theirs, tensor in factors.items():
+            writer.add_tensor_info(theirs, tensor.shape, np.dtype(np.float32), 4 * tensor.numel())
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
         writer.write_ti_data_to_file()
-        for made in found:
+        for made in tensors:
             tensor = _converted(config, layout, files, made)
             writer.write_tensor_data(stored(made[0], tensor)[0])
         for tensor in factors.values():

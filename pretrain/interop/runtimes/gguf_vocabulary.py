@@ -132,8 +132,8 @@ def _score(content: dict[str, Any]) -> dict[str, float]:
     added = content.get("added_tokens", ())
     if missing := 256 - sum(f"<0x{byte:02X}>" in vocab for byte in range(256)):
         raise _refused(f"its vocabulary lacks {missing} of the 256 bytes")
-    if found := [token["content"] for token in added if token.get("normalized")]:
-        raise _refused(f"{found[0]!r} is normalized before it is found")
+    if normalized := [token["content"] for token in added if token.get("normalized")]:
+        raise _refused(f"{normalized[0]!r} is normalized before it is found")
     scores: dict[str, float] = {}
     pairs = [tuple(one.split(" ", 1) if isinstance(one, str) else one) for one in model["merges"]]
     last = ""
@@ -143,11 +143,11 @@ def _score(content: dict[str, Any]) -> dict[str, float]:
                 raise _refused(f"merges that make {token!r} are at several places")
             scores[token] = -float(len(scores))
             last = token
-    known = set(pairs)
+    merges = set(pairs)
     for token in vocab.keys() - {one["content"] for one in added}:
         for place in range(1, len(token)):
             pair = (token[:place], token[place:])
-            if pair[0] in vocab and pair[1] in vocab and pair not in known:
+            if pair[0] in vocab and pair[1] in vocab and pair not in merges:
                 both = f"{pair[0]!r} and {pair[1]!r}"
                 raise _refused(f"{both} are not merged, and make the token {token!r}")
     return scores
@@ -226,7 +226,7 @@ def read_vocabulary(
     if last and last[0] != special.eos:
         what = f"post_processor ends a text with {last[0]}, and special_tokens.eos is {special.eos}"
         raise _refused(what)
-    found = {
+    keys = {
         **(_of_sentences(content, listed) if of_sentences else _of_bytes(content)),
         "ggml.tokens": [text for text, _ in listed],
         "ggml.token_type": [kind for _, kind in listed],
@@ -240,4 +240,4 @@ def read_vocabulary(
     template = template or parse_json(files.get(_SETTINGS, b"{}")).get("chat_template")
     if isinstance(template, list):  # by name; llama.cpp knows one
         template = {one["name"]: one["template"] for one in template}.get("default")
-    return found | ({"chat_template": template} if isinstance(template, str) else {})
+    return keys | ({"chat_template": template} if isinstance(template, str) else {})

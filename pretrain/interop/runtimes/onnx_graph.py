@@ -83,8 +83,8 @@ class _Traced(nn.Module):
         if past_key_values is not None:
             # Keys and values of the source are made again: they need no input of their own.
             inputs["past_key_values"] = EncoderDecoderCache(cache, DynamicCache()) if of_two else cache
-        found = self.model(**inputs)
-        scores: Tensor = found.logits if "logits" in found else found.last_hidden_state
+        output = self.model(**inputs)
+        scores: Tensor = output.logits if "logits" in output else output.last_hidden_state
         if past_key_values is None:
             return (scores,)
         return (scores, *(values for layer in cache.layers for values in (layer.keys, layer.values)))
@@ -178,9 +178,9 @@ def _pairs(values: tuple[Tensor, ...]) -> Iterator[tuple[Tensor, Tensor]]:
 def _share(model: Any, saved: Path) -> None:
     """Refers to the weights that a saved graph has, too, in its file. Others stay in the graph."""
     ir = import_module("onnx_ir")
-    known = ir.load(saved).graph.initializers
+    initializers = ir.load(saved).graph.initializers
     for name, value in model.graph.initializers.items():
-        there = known[name].const_value if name in known else None
+        there = initializers[name].const_value if name in initializers else None
         if isinstance(there, ir.ExternalTensor) and np.array_equal(there.numpy(), value.const_value.numpy()):
             value.const_value = there
 
@@ -228,8 +228,8 @@ def _scores(folder: Path, config: ModelConfig, tokens_BT: Tensor) -> Tensor:
         for one in session.get_inputs():
             shape = [size if isinstance(size, int) else 0 for size in one.shape]
             values = {one.name: np.zeros([len(ids[-1:]), *shape[1:]], np.float32)} | values
-        found: list[Any] = session.run(None, values)
-        return found
+        outputs: list[Any] = session.run(None, values)
+        return outputs
 
     if config.shape == "encoder":
         return torch.from_numpy(run(FILE, values)[0])

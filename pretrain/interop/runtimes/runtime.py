@@ -91,12 +91,12 @@ class Runtime:
         fix = "export to hf, which has every key"
         rules = self.families.get(family.model_type)
         if rules is None:
-            known = ", ".join(sorted(self.families))
-            what = f"{family.model_type} is not exported for {self.name}, only {known}"
+            families = ", ".join(sorted(self.families))
+            what = f"{family.model_type} is not exported for {self.name}, only {families}"
             raise ConfigError(what, where="model", fix=fix)
-        found = facts(config)
+        values = facts(config)
         for key, allowed in rules.items():
-            if (value := found.get(key)) not in allowed:
+            if (value := values.get(key)) not in allowed:
                 only = " or ".join("null" if one is None else str(one) for one in allowed)
                 what = f"{key}={value}: {self.name} computes {only} in a {family.model_type}"
                 raise ConfigError(what, where="model", fix=fix)

@@ -59,7 +59,7 @@ def _open_bin(file: InputFile, options: ReadOptions) -> TokenArray:
             where=file.path,
             fix="leave the file out",
         )
-    if magic not in {known for known, _ in DTYPE_OF_MAGIC}:
+    if magic not in {versions for versions, _ in DTYPE_OF_MAGIC}:
         return _open_bare(file, "uint16", options)
     if len(head) < HEADER_BYTES:
         raise DataError(
@@ -70,11 +70,11 @@ def _open_bin(file: InputFile, options: ReadOptions) -> TokenArray:
     _, version, num_tokens = np.frombuffer(head, "<i4")[:3].tolist()
     dtype = DTYPE_OF_MAGIC.get((magic, version))
     if dtype is None:
-        known = ", ".join(f"version {v} of magic {m}" for m, v in DTYPE_OF_MAGIC)
+        versions = ", ".join(f"version {v} of magic {m}" for m, v in DTYPE_OF_MAGIC)
         raise DataError(
             f"version {version} of magic {magic} is not known",
             where=file.path,
-            fix=f"give one of {known}",
+            fix=f"give one of {versions}",
         )
     _check_header(file, dtype, HEADER_BYTES, num_tokens, options)
     return _open_array(file, dtype, options, offset=HEADER_BYTES, at_start=True)

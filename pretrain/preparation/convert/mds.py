@@ -120,8 +120,8 @@ class MdsFile:
             else:
                 data = decompress(stream, self.file).read(self.num_bytes + 1)
         if len(data) != self.num_bytes:
-            found = f"it has {len(data)} or more"
-            raise self._error(f"its index says {self.num_bytes} bytes uncompressed, {found}")
+            count = f"it has {len(data)} or more"
+            raise self._error(f"its index says {self.num_bytes} bytes uncompressed, {count}")
         for name, expected in self.hashes.items():
             # One hash is enough; those of SHAKE have no fixed length.
             if name in hashlib.algorithms_guaranteed and not name.startswith("shake_"):
@@ -148,8 +148,8 @@ class MdsFile:
 def open_mds(sources: Sequence[str], options: ReadOptions) -> list[MdsFile]:
     """Opens the shards that `sources` name: folders with an index.json below, or the index."""
     # Indexes below a folder that has one are its parts.
-    own = [str(Path(source) / INDEX_NAME) for source in sources]
-    named = [o if Path(o).exists() else s for o, s in zip(own, sources, strict=True)]
+    indices = [str(Path(source) / INDEX_NAME) for source in sources]
+    named = [o if Path(o).exists() else s for o, s in zip(indices, sources, strict=True)]
     return [file for path in find_files(named, INDEX_NAME) for file in _open_index(path, options)]
 
 

@@ -131,7 +131,7 @@ class TokenArray:
 
 def find_files(sources: Sequence[str], suffix: str) -> list[Path]:
     """Returns the files that end in `suffix`, each once, sorted within a folder or glob."""
-    found: dict[str, None] = {}
+    paths: dict[str, None] = {}
     for source in sources:
         if is_remote(source):
             raise DataError(
@@ -148,8 +148,8 @@ def find_files(sources: Sequence[str], suffix: str) -> list[Path]:
             )
         if not files:
             raise DataError(f"holds no *{suffix}", where=source, fix="correct the path of --input")
-        found.update(dict.fromkeys(files))
-    return [Path(path) for path in found]
+        paths.update(dict.fromkeys(files))
+    return [Path(path) for path in paths]
 
 
 def check_tokens(tokens: np.ndarray, position: int, options: ReadOptions, where: str) -> np.ndarray:

@@ -66,15 +66,15 @@ def pin_revision(url: str, begun: Callable[[str], str | None]) -> tuple[str, str
             where=url,
             fix="use hf://datasets/OWNER/NAME, or a path below it",
         )
-    found = call_hub(url, lambda: filesystem(url).resolve_path(url.removeprefix(SCHEME)))
-    repository = f"{found.repo_type}s/{found.repo_id}"
-    name = f"{repository}@{found.revision}"
-    commit = found.revision if _COMMIT.fullmatch(found.revision) else begun(name)
+    resolved = call_hub(url, lambda: filesystem(url).resolve_path(url.removeprefix(SCHEME)))
+    repository = f"{resolved.repo_type}s/{resolved.repo_id}"
+    name = f"{repository}@{resolved.revision}"
+    commit = resolved.revision if _COMMIT.fullmatch(resolved.revision) else begun(name)
     if commit is None:
         api = HfApi()
-        which = {"repo_type": found.repo_type, "revision": found.revision}
-        commit = call_hub(url, lambda: api.repo_info(found.repo_id, **which)).sha
-    path = f"/{found.path_in_repo}" if found.path_in_repo else ""
+        which = {"repo_type": resolved.repo_type, "revision": resolved.revision}
+        commit = call_hub(url, lambda: api.repo_info(resolved.repo_id, **which)).sha
+    path = f"/{resolved.path_in_repo}" if resolved.path_in_repo else ""
     return name, commit, f"{SCHEME}{repository}@{commit}{path}"
 
 
@@ -93,7 +93,7 @@ def pin_inputs(
 
     paths = [[pinned(path) for path in one.paths] for one in inputs]
     pairs = zip(inputs, paths, strict=True)
-    return [one.model_copy(update={"path": own}) for one, own in pairs], commits
+    return [one.model_copy(update={"path": address}) for one, address in pairs], commits
 
 
 def choose_files(given: str, files: Sequence[str], config: InputConfig, read: Read) -> list[str] | None:
@@ -318,15 +318,15 @@ class PathPattern:
 
 def _by_names(paths: Sequence[str]) -> dict[str, list[str]]:
     """Returns the paths by the split that is named in them; empty: none is."""
-    found: dict[str, list[str]] = {}
+    files_by_split: dict[str, list[str]] = {}
     for path in paths:
         if shard := _SHARD.search(PurePosixPath(path).name):
-            found.setdefault(shard[1], []).append(path)
-    for split, words in SPLIT_WORDS.items() if not found else ():
+            files_by_split.setdefault(shard[1], []).append(path)
+    for split, words in SPLIT_WORDS.items() if not files_by_split else ():
         rule = re.compile(rf"(?:^|[-._ 0-9/])(?:{'|'.join(words)})(?:[-._ 0-9/]|$)")
         if named := [path for path in paths if rule.search(path)]:
-            found[split] = named
-    return found
+            files_by_split[split] = named
+    return files_by_split
 
 
 def _is_about(path: str) -> bool:
@@ -342,10 +342,10 @@ def _read_state(state: str, read: Read) -> dict[str, Any]:
         content = read(state, MAX_RECORD_BYTES + 1)
         if len(content) > MAX_RECORD_BYTES:
             raise ValueError(f"more than {MAX_RECORD_BYTES:,} bytes")
-        found = parse_json(content)
+        value = parse_json(content)
     except ValueError as error:
         raise DataError(f"damaged: {error}", where=state, fix="copy it again") from None
-    return found if isinstance(found, dict) else {}
+    return value if isinstance(value, dict) else {}
 
 
 def _bad_card(where: str, what: str) -> DataError:

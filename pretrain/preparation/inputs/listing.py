@@ -108,11 +108,11 @@ def _list_input(number: int, config: InputConfig) -> Iterator[InputFile]:
         return
 
     def describe(file: InputFile) -> InputFile:
-        known = (_format_of(file.path) or "text") if config.format == "auto" else config.format
-        compression = "" if FORMATS[known].is_columnar else _compression_of(file.path)
-        can_cut = FORMATS[known].is_cuttable and not compression
+        named = (_format_of(file.path) or "text") if config.format == "auto" else config.format
+        compression = "" if FORMATS[named].is_columnar else _compression_of(file.path)
+        can_cut = FORMATS[named].is_cuttable and not compression
         can_cut = can_cut and (not file.is_remote or serves_ranges(file))
-        return replace(file, input=number, format=known, compression=compression, is_cuttable=can_cut)
+        return replace(file, input=number, format=named, compression=compression, is_cuttable=can_cut)
 
     files = _find_all(config.paths, config.format, config)
     yield from _map(describe, files, at_once=any(file.is_remote for file in files))

@@ -22,10 +22,10 @@ def find_local(given: str) -> list[str]:
             where=given,
             fix="correct the path (--input, or inputs.N.path of a config)",
         )
-    found: set[Path] = set()
+    paths: set[Path] = set()
     for match in glob.glob(given, recursive=True):  # noqa: PTH207 -- Path.glob takes no absolute pattern
-        found.update(walk(Path(match)) if Path(match).is_dir() else [Path(match)])
-    return [str(file) for file in sorted(found, key=lambda path: path.parts)]
+        paths.update(walk(Path(match)) if Path(match).is_dir() else [Path(match)])
+    return [str(file) for file in sorted(paths, key=lambda path: path.parts)]
 
 
 def stat_local(path: str | Path) -> InputFile:
@@ -46,7 +46,7 @@ def walk(root: Path, skip_dirs: tuple[str, ...] = ()) -> list[Path]:
         raise _cannot_read(error.filename, error) from error
 
     seen: set[tuple[int, int]] = set()
-    found: list[Path] = []
+    paths: list[Path] = []
     for name, dirs, files in os.walk(root, onerror=fail, followlinks=True):
         folder = Path(name)
         status = folder.stat()
@@ -56,8 +56,8 @@ def walk(root: Path, skip_dirs: tuple[str, ...] = ()) -> list[Path]:
         seen.add((status.st_dev, status.st_ino))
         # In place, and sorted, so that of two links to a folder always the same is followed.
         dirs[:] = sorted(name for name in dirs if not name.startswith(".") and name not in skip_dirs)
-        found += [folder / name for name in files if not name.startswith(".")]
-    return sorted(found, key=lambda path: path.parts)
+        paths += [folder / name for name in files if not name.startswith(".")]
+    return sorted(paths, key=lambda path: path.parts)
 
 
 def _cannot_read(path: str, error: OSError) -> DataError:

@@ -199,11 +199,11 @@ class InputStream:
         """Checks that this is still the file that was listed. Raises: DataError, OSError."""
         if self.file.is_remote:
             now = stat_remote(self.file.path)
-            found = (now.size, now.version)
+            state = (now.size, now.version)
         else:
             status = os.fstat(self.stored.fileno())
-            found = (status.st_size, str(status.st_mtime_ns))
-        if found != (self.file.size, self.file.version):
+            state = (status.st_size, str(status.st_mtime_ns))
+        if state != (self.file.size, self.file.version):
             raise DataError(
                 "the file changed while it was being prepared",
                 where=self.file.shown,

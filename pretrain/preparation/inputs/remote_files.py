@@ -50,7 +50,7 @@ def stat_remote(url: str) -> InputFile:
 def find_remote(given: str) -> dict[str, InputFile]:
     """Returns the files that a URL names, by their URLs, sorted. Raises: DataError, LaunchError."""
     try:
-        found = _find(given)
+        files = _find(given)
     except FileNotFoundError:
         named = "URL" if given.startswith("http") else "path"
         raise DataError(
@@ -60,8 +60,8 @@ def find_remote(given: str) -> dict[str, InputFile]:
         ) from None
     except OSError as error:
         raise _cannot_read(given, error) from error
-    ordered = sorted(found, key=lambda url: url.split("/"))
-    return {url: _input_file(url, found[url]) for url in ordered}
+    ordered = sorted(files, key=lambda url: url.split("/"))
+    return {url: _input_file(url, files[url]) for url in ordered}
 
 
 def _find(given: str) -> dict[str, dict[str, Any]]:
@@ -85,9 +85,9 @@ def _find(given: str) -> dict[str, dict[str, Any]]:
 def _below(given: str, folder: dict[str, Any]) -> list[dict[str, Any]]:
     """Returns the entries below a folder, without hidden files and marks of folders."""
     root = folder["name"].rstrip("/") + "/"
-    found = _call(given, lambda: filesystem(given).find(root, detail=True))
-    paths = {name: f"/{name.removeprefix(root)}" for name in found}
-    return [found[name] for name, path in paths.items() if "/." not in path and path[-1] != "/"]
+    entries = _call(given, lambda: filesystem(given).find(root, detail=True))
+    paths = {name: f"/{name.removeprefix(root)}" for name in entries}
+    return [entries[name] for name, path in paths.items() if "/." not in path and path[-1] != "/"]
 
 
 def serves_ranges(file: InputFile) -> bool:

@@ -95,8 +95,8 @@ def settle_tokenizer(config: PrepareConfig) -> tuple[PrepareConfig, GivenTokeniz
     check_tokenizer(config.tokenizer)
     if config.tokenizer.kind != "given":
         return config, None
-    given = read_given(config.tokenizer)
-    return config.model_copy(update={"tokenizer": _resolve(config, given)}), given
+    tokenizer = read_given(config.tokenizer)
+    return config.model_copy(update={"tokenizer": _resolve(config, tokenizer)}), tokenizer
 
 
 def settle_templates(config: PrepareConfig, given: GivenTokenizer | None) -> PrepareConfig:

@@ -41,10 +41,10 @@ def build_record(record: Mapping[str, Any], config: InputConfig, consumed_bytes:
     """Makes a document of a prompt with its response, or of messages. Raises: RecordError."""
     check_learned(record)
     template = _chat_template(config)
-    found = read_system(record, template)
+    messages = read_system(record, template)
     if config.messages_field is not None:
         names = [config.messages_field]
-        found.append(read_messages(record, config.messages_field, template))
+        messages.append(read_messages(record, config.messages_field, template))
     else:
         prompts, response_field = prompt_fields(config, record)
         names = [*prompts, response_field, _HISTORY]
@@ -57,15 +57,15 @@ def build_record(record: Mapping[str, Any], config: InputConfig, consumed_bytes:
             )
         response, _ = text_of(record, response_field, "response_field")
         turns = [*_earlier_turns(record), ("user", prompt), (TARGET_ROLE, response)]
-        found.append(Messages([{"role": role, "content": text} for role, text in turns]))
-    if [one["role"] for one in found.messages[:2]] == ["system", "system"] and record.get("system"):
+        messages.append(Messages([{"role": role, "content": text} for role, text in turns]))
+    if [one["role"] for one in messages.messages[:2]] == ["system", "system"] and record.get("system"):
         raise RecordError(
             "field 'system' and the first turn are both the system's",
             "leave one out",
         )
-    tools = read_tools(record, found)
-    document = _write(found, template, config, tools, consumed_bytes)
-    return _with_unused(document, record, names, template, found.unused)
+    tools = read_tools(record, messages)
+    document = _write(messages, template, config, tools, consumed_bytes)
+    return _with_unused(document, record, names, template, messages.unused)
 
 
 def _earlier_turns(record: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -146,7 +146,7 @@ def _side(
 ) -> Messages:
     """Returns prompt and answer as messages. Raises: RecordError."""
     prompts = names_of_prompt(config)
-    found = read_system(record, template)
+    messages = read_system(record, template)
     answer = record.get(name)
     if isinstance(answer, list):
         answers = read_messages(record, name, template)
@@ -154,12 +154,12 @@ def _side(
         text, _ = text_of(record, name, option)
         answers = Messages([{"role": TARGET_ROLE, "content": text}])
     if isinstance(record.get(prompts[0]), list):
-        found.append(read_messages(record, prompts[0], template))
+        messages.append(read_messages(record, prompts[0], template))
     # A list of messages has the prompt at its beginning, unless an answer is there.
     elif not answers.messages or answers.messages[0]["role"] == TARGET_ROLE:
-        found.append(Messages([{"role": "user", "content": _join_prompt(record, prompts)}]))
-    found.append(answers)
-    return found
+        messages.append(Messages([{"role": "user", "content": _join_prompt(record, prompts)}]))
+    messages.append(answers)
+    return messages
 
 
 def _write(
@@ -184,12 +184,12 @@ def _write(
 
 def _render(found: Messages, template: ChatTemplate, tools: Any, consumed_bytes: int) -> Document:
     """Makes a document of a conversation by the chat template. Raises: RecordError."""
-    own = found.learned
-    answers = [one for one, is_own in zip(found.messages, own, strict=True) if is_own]
+    weights = found.learned
+    answers = [one for one, is_own in zip(found.messages, weights, strict=True) if is_own]
     if not any(str(one.get("content") or "").strip() or one.get("tool_calls") for one in answers):
         # Without the template's text, by which filters count it among those that have no answer.
         contents = [str(one.get("content") or "") for one in found.messages]
-        bare = tuple(zip(contents, own, strict=True))
+        bare = tuple(zip(contents, weights, strict=True))
         text = "".join(part for part, _ in bare)
         return Document(text, encode(text), consumed_bytes, segments=bare)
     try:
@@ -198,7 +198,7 @@ def _render(found: Messages, template: ChatTemplate, tools: Any, consumed_bytes:
         fix = "correct the record, or mark the assistant's turns in a copy of the template by {% generation %}"
         raise RecordError(str(error), fix) from None
     text = "".join(part.text for part in parts)
-    for turn, is_own in enumerate(own):
+    for turn, is_own in enumerate(weights):
         words = _last_words(found.messages[turn].get("content"))
         if is_own and words and words[-1] not in text:
             raise RecordError(
@@ -248,8 +248,8 @@ def apply_template(
     markers: set[int] = set()
     for number, (role, text) in enumerate(turns):
         if role not in texts:
-            known = ", ".join(texts)
-            raise RecordError(f"role {role!r} is not in the template", f"add it to {known}")
+            names = ", ".join(texts)
+            raise RecordError(f"role {role!r} is not in the template", f"add it to {names}")
         before, after = texts[role]
         is_learned = role == TARGET_ROLE and number not in silent
         if before:

@@ -61,10 +61,10 @@ def read_paired(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterator[D
     with InputStream(pair) as other:
         sources = lines_of(stream, piece, rule)
         targets = lines_of(other, Slice(pair, 0, pair.size), rule)
-        left = iter(sources)
+        remaining = iter(sources)
         right = iter(targets)
         while True:
-            source = next(left, None)
+            source = next(remaining, None)
             target = next(right, None)
             if source is None or target is None:
                 break

@@ -65,7 +65,7 @@ class Messages:
 
 def read_messages(record: Mapping[str, Any], name: str, template: ChatTemplate | None) -> Messages:
     """Reads a field of a record; without a chat template contents are text. Raises: RecordError."""
-    found = Messages()
+    messages = Messages()
     for turn, one in enumerate(_list_messages(record, name)):
         place = f"{name}[{turn}]"
         if not isinstance(one, dict):
@@ -77,11 +77,11 @@ def read_messages(record: Mapping[str, Any], name: str, template: ChatTemplate |
             elif key not in message and key in one:
                 message[key] = None  # for the error
         if tools := _take_tools(message, place, template):
-            found.tools.append(tools)
-        found.messages.append(_read_message(message, place, name, template, found.unused))
-        if _is_silent(message, place, found.messages[-1]["role"]):
-            found.silent.add(turn)
-    return found
+            messages.tools.append(tools)
+        messages.messages.append(_read_message(message, place, name, template, messages.unused))
+        if _is_silent(message, place, messages.messages[-1]["role"]):
+            messages.silent.add(turn)
+    return messages
 
 
 def _list_messages(record: Mapping[str, Any], name: str) -> list[Any]:
@@ -112,20 +112,20 @@ def _read_message(
     calls = message.get("tool_calls")
     if calls:
         message["tool_calls"] = calls = _read_calls(calls, f"{place}.tool_calls", template)
-    own = {key for key in message if template is not None and template.reads(key)}
+    keys = {key for key in message if template is not None and template.reads(key)}
     said = [key for key in ("tool_calls", "function_call") if message.get(key)]
     content = message.get("content")
-    if not content and said and not own & {*said}:
+    if not content and said and not keys & {*said}:
         raise RecordError(
             f"{place} has nothing but {said[0]}, which the template does not write",
             "use a chat template that writes it (template), or leave the record out",
         )
-    reasons = own & {"reasoning_content", "thinking", "reasoning"}
+    reasons = keys & {"reasoning_content", "thinking", "reasoning"}
     if content is None and (said or reasons):
         message.pop("content", None)
     else:
         message["content"] = _read_content(message, place, template)
-    for key in message.keys() - own - {"role", "content", *_LEARNED, *_SILENT}:
+    for key in message.keys() - keys - {"role", "content", *_LEARNED, *_SILENT}:
         if message[key] not in ("", [], {}):
             unused[f"{name}[].{key}"] += 1
     if template is not None:
@@ -137,15 +137,15 @@ def _read_role(message: Mapping[str, Any], place: str, template: ChatTemplate | 
     role = message.get("role")
     if not isinstance(role, str):
         raise RecordError(f"{place}.role {describe(message, 'role', 'a string')}", _FIX)
-    known = ROLE_OF.get(role.strip().lower())
-    if known is None and template is not None and template.names_role(role):
-        known = role
-    if known is None:
+    name = ROLE_OF.get(role.strip().lower())
+    if name is None and template is not None and template.names_role(role):
+        name = role
+    if name is None:
         raise RecordError(
             f"{place}.role is {role!r}, which is not known",
             f"use one of {', '.join(ROLE_OF)}",
         )
-    return known
+    return name
 
 
 def _read_content(message: Mapping[str, Any], place: str, template: ChatTemplate | None) -> Any:
@@ -163,7 +163,7 @@ def _read_content(message: Mapping[str, Any], place: str, template: ChatTemplate
 
 def _read_parts(parts: list[Any], place: str, template: ChatTemplate | None) -> Any:
     """Returns the text of parts, or them, for a template that takes them. Raises: RecordError."""
-    kept = []
+    texts = []
     for number, part in enumerate(parts):
         if not isinstance(part, dict):
             raise RecordError(f"{place}[{number}] is {kind_of(part)}, not an object", _FIX)
@@ -176,17 +176,17 @@ def _read_parts(parts: list[Any], place: str, template: ChatTemplate | None) -> 
         if not isinstance(part.get("text"), str):
             raise RecordError(f"{place}[{number}].text {describe(part, 'text', 'a string')}", _FIX)
         encode(part["text"])
-        kept.append({"type": "text", **part})
-    if kept and template is not None and template.takes_parts:
-        return kept
-    return "".join(part["text"] for part in kept)
+        texts.append({"type": "text", **part})
+    if texts and template is not None and template.takes_parts:
+        return texts
+    return "".join(part["text"] for part in texts)
 
 
 def _is_silent(message: Mapping[str, Any], place: str, role: str) -> bool:
     """Returns whether a turn says that it is not learned. Raises: RecordError."""
-    if found := [key for key in _OF_PLACES if message.get(key)]:
+    if marks := [key for key in _OF_PLACES if message.get(key)]:
         raise RecordError(
-            f"{place}.{found[0]} says what is learned by characters, which is not supported",
+            f"{place}.{marks[0]} says what is learned by characters, which is not supported",
             "make turns of these parts, each with `train`",
         )
     said = {}
@@ -219,7 +219,7 @@ def _read_calls(given: Any, place: str, template: ChatTemplate | None) -> list[A
     if not isinstance(calls, list):
         text = f"{place} is {_say_kind(given, calls)}, not a list"
         raise RecordError(text, "write a list of calls, or its JSON")
-    found = []
+    calls_read = []
     takes_text = template is not None and template.tests("arguments", "string|mapping")
     for number, call in enumerate(calls):
         call = _object(call, f"{place}[{number}]")
@@ -229,8 +229,8 @@ def _read_calls(given: Any, place: str, template: ChatTemplate | None) -> list[A
         if isinstance(arguments, str) and not takes_text:
             key = "function.arguments" if inner is function else "arguments"
             inner = {**inner, "arguments": _object(arguments, f"{place}[{number}].{key}")}
-        found.append({**call, "function": inner} if isinstance(function, dict) else inner)
-    return found
+        calls_read.append({**call, "function": inner} if isinstance(function, dict) else inner)
+    return calls_read
 
 
 def read_tools(record: Mapping[str, Any], turns: Messages) -> list[Any] | None:
@@ -260,7 +260,7 @@ def _read_tools(given: Any, place: str) -> list[Any] | None:
     if not isinstance(tools, list):
         text = f"{place} is {_say_kind(given, tools)}, not a list"
         raise RecordError(text, "write a list of tools, or its JSON")
-    found = []
+    tools_read = []
     for number, tool in enumerate(tools):
         tool = _object(tool, f"tools[{number}]")
         for key in ("function", "parameters"):
@@ -270,18 +270,18 @@ def _read_tools(given: Any, place: str) -> list[Any] | None:
         if isinstance(function, dict) and isinstance(function.get("parameters"), str):
             parameters = _object(function["parameters"], f"tools[{number}].function.parameters")
             tool = {**tool, "function": {**function, "parameters": parameters}}
-        found.append(tool)
-    return found
+        tools_read.append(tool)
+    return tools_read
 
 
 def read_system(record: Mapping[str, Any], template: ChatTemplate | None) -> Messages:
     """Returns the system's turn that a record has in a field of its own. Raises: RecordError."""
-    given = record.get("system")
-    if given is None or given == "":
+    text = record.get("system")
+    if text is None or text == "":
         return Messages()
-    if not isinstance(given, str):
+    if not isinstance(text, str):
         raise bad_field(record, "system", "a string", "messages_field")
-    return read_messages({"system": [{"role": "system", "content": given}]}, "system", template)
+    return read_messages({"system": [{"role": "system", "content": text}]}, "system", template)
 
 
 def check_learned(record: Mapping[str, Any]) -> None:
@@ -318,8 +318,8 @@ def _say_kind(given: Any, parsed: Any) -> str:
 
 
 def _object(value: Any, place: str) -> dict[str, Any]:
-    found = _parse(value) if isinstance(value, str) else value
-    if not isinstance(found, dict):
-        text = f"{place} is {_say_kind(value, found)}, not an object"
+    parsed = _parse(value) if isinstance(value, str) else value
+    if not isinstance(parsed, dict):
+        text = f"{place} is {_say_kind(value, parsed)}, not an object"
         raise RecordError(text, "write a JSON object, as an object or as its text")
-    return found
+    return parsed

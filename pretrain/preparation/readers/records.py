@@ -106,18 +106,18 @@ class ReadRule:
         """
         layout = LAYOUTS[self.kind]
         if layout.loss_mask and not layout.two_sides and not self.config.messages_field:
-            (first, *others), response = prompt_fields(self.config, known)
+            (first, *further), response = prompt_fields(self.config, known)
             needed = {"prompt_field": first, "response_field": response}
-            others += [OPTIONAL_INPUT] if first == "instruction" else []
-            return needed, [*others, *EXTRA_FIELDS]
+            further += [OPTIONAL_INPUT] if first == "instruction" else []
+            return needed, [*further, *EXTRA_FIELDS]
         needed = {option: getattr(self.config, option) for option in layout.fields}
         prompts = names_of_prompt(self.config) if layout.two_sides else []
         return needed, [*prompts, *(EXTRA_FIELDS if layout.loss_mask else ())]
 
     def choose_columns(self, known: Sequence[str], where: str) -> list[str]:
         """Returns the columns of documents. Raises: BadInputError: One is absent, or there twice."""
-        needed, others = self.text_fields(known)
-        heads = {name: head_of(known, name) for name in (*needed.values(), *others, *self.fields)}
+        needed, optional = self.text_fields(known)
+        heads = {name: head_of(known, name) for name in (*needed.values(), *optional, *self.fields)}
         for option, name in needed.items():
             if heads[name] is None:
                 raise BadInputError(
@@ -149,19 +149,19 @@ class ReadRule:
 
     def _lift(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Returns a record with fields inside others lifted out, and lists of strings joined."""
-        found = dict(record)
+        lifted = dict(record)
         for name, is_joined in self.lifted.items():
             value = find_field(record, name)
             if is_joined and isinstance(value, list) and all(isinstance(one, str) for one in value):
                 value = str(self.config.joiner).join(value)
             if value is not ABSENT:
-                found[name] = value
-        return found
+                lifted[name] = value
+        return lifted
 
     def select_fields(self, record: Mapping[str, Any]) -> dict[str, Any]:
         """Returns the fields that filters ask for."""
-        found = {name: find_field(record, name) for name in self.fields}
-        return {name: value for name, value in found.items() if value is not ABSENT}
+        values = {name: find_field(record, name) for name in self.fields}
+        return {name: value for name, value in values.items() if value is not ABSENT}
 
 
 def without_marks(utf8: bytes) -> bytes:
@@ -243,9 +243,9 @@ def build_tags(record: Mapping[str, Any], config: InputConfig, consumed_bytes: i
     end = -1
     for number, (word, tag) in enumerate(zip(words, tags, strict=True)):
         if not isinstance(word, str) or not word.strip():
-            found = "blank" if isinstance(word, str) else f"{kind_of(word)}, not a string"
+            kind = "blank" if isinstance(word, str) else f"{kind_of(word)}, not a string"
             raise RecordError(
-                f"{words_field}[{number}] is {found}",
+                f"{words_field}[{number}] is {kind}",
                 "give words with characters in them",
             )
         start = end + 1
@@ -260,12 +260,12 @@ def build_answer(record: Mapping[str, Any], config: InputConfig, consumed_bytes:
     question = _written(record, config.question_field, "question_field")
     context = _written(record, config.context_field, "context_field")
     text, start = _first_answer(record, config.answers_field)
-    found = context[start : start + len(text)]
-    if found != text:
+    quoted = context[start : start + len(text)]
+    if quoted != text:
         other = context.find(text)
         place = f", and nowhere in {config.context_field!r}" if other < 0 else f"; it is at {other}"
         raise RecordError(
-            f"answer {text[:40]!r} is not at character {start}, where {found[:40]!r} is{place}",
+            f"answer {text[:40]!r} is not at character {start}, where {quoted[:40]!r} is{place}",
             "give the place of the answer in characters, not bytes",
         )
     label = Label("answer", start, start + len(text))
@@ -282,8 +282,8 @@ def _written(record: Mapping[str, Any], name: str, option: str) -> str:
 
 def _first_answer(record: Mapping[str, Any], name: str) -> tuple[str, int]:
     """Returns the first answer, as `datasets` or the original SQuAD has it; without one ("", 0)."""
-    given = record.get(name)
-    listed = given if isinstance(given, list) else [given]
+    value = record.get(name)
+    listed = value if isinstance(value, list) else [value]
     answers = [answer for answer in listed if isinstance(answer, dict)]
     if len(answers) < len(listed):
         raise bad_field(record, name, "an object of text and answer_start", "answers_field")
@@ -307,10 +307,10 @@ def build_choices(record: Mapping[str, Any], config: InputConfig, consumed_bytes
     """Builds a question with answers to choose from. Raises: RecordError."""
     question = _written(record, config.question_field, "question_field")
     name = config.choices_field
-    given = record.get(name)
-    texts = names = given
-    if isinstance(given, dict):
-        texts, names = given.get("text"), given.get("label")
+    value = record.get(name)
+    texts = names = value
+    if isinstance(value, dict):
+        texts, names = value.get("text"), value.get("label")
     if not isinstance(texts, list) or not isinstance(names, list) or len(texts) != len(names):
         raise bad_field(record, name, "a list, or as many of text and label", "choices_field")
     if len(texts) < 2:
@@ -353,5 +353,5 @@ def _label(value: object, place: str) -> str | int:
         return str(value).lower()
     if isinstance(value, str | int) and value != "":
         return value
-    found = "empty" if value == "" else f"{kind_of(value)}, not a string or a whole number"
-    raise RecordError(f"{place} is {found}", "give each label a name or a whole number")
+    kind = "empty" if value == "" else f"{kind_of(value)}, not a string or a whole number"
+    raise RecordError(f"{place} is {kind}", "give each label a name or a whole number")

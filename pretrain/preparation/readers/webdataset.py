@@ -149,8 +149,8 @@ class TarReader:
         if info.type == tarfile.GNUTYPE_LONGNAME:
             return {"path": data.rstrip(b"\0").decode("utf-8", "surrogateescape")}
         try:
-            found = dict(_pax_records(data))
-            if int(found.get("size", 0)) < 0:
+            attributes = dict(_pax_records(data))
+            if int(attributes.get("size", 0)) < 0:
                 raise ValueError("a negative size")
         except ValueError:
             raise self._error(
@@ -158,9 +158,9 @@ class TarReader:
                 member.offset,
                 "copy the file again",
             ) from None
-        if any(key.startswith("GNU.sparse.") for key in found):
+        if any(key.startswith("GNU.sparse.") for key in attributes):
             raise self._error("a sparse member", member.offset, "make the tar without --sparse")
-        return found
+        return attributes
 
     def _error(self, what: str, offset: int, fix: str) -> BadInputError:
         return BadInputError(what, where=f"{self._name}, byte {offset}", fix=fix)
@@ -235,16 +235,16 @@ def split_name(name: str) -> tuple[str, str]:
 
 def _is_of_lines(key: str, bodies: dict[str, bytes], place: str) -> bool:
     """Returns True for a sample of a .jsonl, False for a document. Raises: DataError."""
-    found = [kind for kind in TEXT_MEMBERS if kind in bodies]
-    if not found or ("jsonl" in found and len(found) > 1):
-        has = ", ".join(f".{kind}" for kind in found or bodies)
-        what = "two texts" if found else "no text"
+    kinds = [kind for kind in TEXT_MEMBERS if kind in bodies]
+    if not kinds or ("jsonl" in kinds and len(kinds) > 1):
+        has = ", ".join(f".{kind}" for kind in kinds or bodies)
+        what = "two texts" if kinds else "no text"
         raise BadInputError(
             f"sample {key!r} has {what} (it has {has})",
             where=place,
             fix="give .txt, .json or .jsonl, and of these only .txt and .json together",
         )
-    return found == ["jsonl"]
+    return kinds == ["jsonl"]
 
 
 def _build_document(bodies: dict[str, bytes], name: str, rule: ReadRule, consumed: int) -> Document:

@@ -78,11 +78,11 @@ def load_tested(config: PrepareConfig) -> EvaluationTexts:
                 fix=install_fix("web"),
             )
     for code in rules.language.keep if rules.language else ():
-        known = _load_identifier().labels
-        if code not in known:
+        labels = _load_identifier().labels
+        if code not in labels:
             raise ConfigError(
                 f"filter.language.keep: {code!r} is no language of py3langid",
-                fix=f"use one of {', '.join(known)}",
+                fix=f"use one of {', '.join(labels)}",
             )
     if rules.decontaminate is None:
         return EvaluationTexts()
@@ -108,7 +108,7 @@ def load_tested(config: PrepareConfig) -> EvaluationTexts:
 
 def read_tested(documents: Iterable[Document], ngram: int) -> EvaluationTexts:
     """Returns the n-grams of the texts of evaluation sets. Raises: the errors of reading them."""
-    found: dict[int, list[np.ndarray]] = {}
+    by_size: dict[int, list[np.ndarray]] = {}
     num_texts = 0
     num_short = 0
     for document in documents:
@@ -117,8 +117,8 @@ def read_tested(documents: Iterable[Document], ngram: int) -> EvaluationTexts:
         if len(words) < min(MIN_WORDS, ngram):
             num_short += 1
             continue
-        found.setdefault(min(ngram, len(words)), []).append(ngram_hashes(words, ngram))
-    hashes = {size: np.unique(np.concatenate(found[size])) for size in sorted(found)}
+        by_size.setdefault(min(ngram, len(words)), []).append(ngram_hashes(words, ngram))
+    hashes = {size: np.unique(np.concatenate(by_size[size])) for size in sorted(by_size)}
     return EvaluationTexts(hashes, num_texts, num_short)
 
 
@@ -164,9 +164,9 @@ class Judge:
 def reasons_of(config: FilterConfig) -> list[str]:
     """Returns the reasons of the rules that are on, besides the ones of every folder."""
     sets = [reasons for name, reasons in REASONS_OF.items() if getattr(config, name)]
-    found = [reason for reasons in sets for reason in reasons]
+    every = [reason for reasons in sets for reason in reasons]
     rules = {LANGUAGE: config.language, CONTAMINATED: config.decontaminate}
-    return [*found, *(reason for reason, section in rules.items() if section)]
+    return [*every, *(reason for reason, section in rules.items() if section)]
 
 
 @cache

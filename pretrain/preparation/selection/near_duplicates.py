@@ -60,20 +60,20 @@ def find_pairs(folder: Path, parts: Sequence[InputPart], is_first: np.ndarray | 
         if is_first is not None:
             rows = rows[is_first[rows[:, 2].astype(np.int64)]]
         rows = rows[np.lexsort((rows[:, 2], rows[:, 1], rows[:, 0]))]
-        found = [pairs]
+        blocks = [pairs]
         for step in range(1, min(WINDOW, len(rows) - 1) + 1):
             same = (rows[step:, :2] == rows[:-step, :2]).all(axis=1)
             if not same.any():
                 break
-            found.append(np.stack([rows[:-step, 2][same], rows[step:, 2][same]], axis=1))
-        pairs = np.unique(np.concatenate(found), axis=0)
+            blocks.append(np.stack([rows[:-step, 2][same], rows[step:, 2][same]], axis=1))
+        pairs = np.unique(np.concatenate(blocks), axis=0)
     # By the later document, which is the one that may be left out.
     pairs = pairs[np.lexsort((pairs[:, 0], pairs[:, 1]))]
     in_pairs = np.unique(pairs)
     for part, file in zip(parts, files, strict=True):
         stop = file.first_bit + 8 * file.num_bytes
-        own = in_pairs[(in_pairs >= file.first_bit) & (in_pairs < stop)]
-        numbers = own - np.uint64(file.first_bit)
+        bits = in_pairs[(in_pairs >= file.first_bit) & (in_pairs < stop)]
+        numbers = bits - np.uint64(file.first_bit)
         write_file(file_of(folder, part, "wanted"), numbers.astype("<u8").tobytes())
     write_file(pairs_path(folder), pairs.astype("<u8").tobytes())
 
@@ -89,19 +89,19 @@ def hash_candidates(config: PrepareConfig, judge: Judge, part: InputPart, report
     assert near is not None, "this step belongs to it"
     folder = Path(config.output)
     wanted = np.frombuffer(file_of(folder, part, "wanted").read_bytes(), "<u8")
-    found: list[np.ndarray] = []
+    hashes: list[np.ndarray] = []
     done_bytes = 0
     for number, document in enumerate(read_kept(config, judge, part) if len(wanted) else ()):
         done_bytes += document.consumed_bytes
-        if number == wanted[len(found)]:
-            found.append(np.unique(ngram_hashes(words_of(document.text), near.ngram)))
-        if len(found) == len(wanted):
+        if number == wanted[len(hashes)]:
+            hashes.append(np.unique(ngram_hashes(words_of(document.text), near.ngram)))
+        if len(hashes) == len(wanted):
             break
         if number % REPORT_DOCUMENTS == 0:
             report(done_bytes, 0)
             done_bytes = 0
-    lengths = np.array([len(one) for one in found], "<u8")
-    values = np.concatenate([np.empty(0, np.uint64), *found]).astype("<u8")
+    lengths = np.array([len(one) for one in hashes], "<u8")
+    values = np.concatenate([np.empty(0, np.uint64), *hashes]).astype("<u8")
     write_file(file_of(folder, part, "ngrams"), lengths.tobytes() + values.tobytes())
 
 
@@ -119,11 +119,11 @@ def find_near(folder: Path, parts: Sequence[InputPart], config: NearDuplicatesCo
             continue
         if later != last:
             last = later
-            own = candidates[np.searchsorted(starts, later, "right") - 1].ngrams(later)
+            ngrams = candidates[np.searchsorted(starts, later, "right") - 1].ngrams(later)
         other = candidates[np.searchsorted(starts, earlier, "right") - 1].ngrams(earlier)
-        num_common = len(np.intersect1d(own, other, assume_unique=True))
+        num_common = len(np.intersect1d(ngrams, other, assume_unique=True))
         # Exact: a similarity of 0.8 is not below a threshold of 0.8.
-        if num_common * _SCALE >= threshold * (len(own) + len(other) - num_common):
+        if num_common * _SCALE >= threshold * (len(ngrams) + len(other) - num_common):
             bits[later] = False
     write_bits(files, bits, [file_of(folder, part, "near") for part in parts])
 

@@ -106,9 +106,9 @@ def gopher_repetition(text: str, words: Sequence[str], config: GopherRepetitionC
         if _is_over(char_limit, num_chars / len(text)):
             return f"gopher_dup_{name}_char_frac"
     for size, share in config.top_ngrams.items():
-        found = Counter(" ".join(one) for one in _ngrams(words, int(size)))
-        if found:
-            ngram, count = found.most_common(1)[0]
+        counts = Counter(" ".join(one) for one in _ngrams(words, int(size)))
+        if counts:
+            ngram, count = counts.most_common(1)[0]
             if len(ngram) * count / len(text) > share:
                 return f"gopher_top_{size}_gram"
     for size, share in config.ngrams.items():

@@ -31,8 +31,8 @@ def ngram_hashes(words: Sequence[str], size: int) -> np.ndarray:
     """Returns a hash of each run of `size` words, uint64; of fewer words, of the one run of all."""
     if not words:
         return np.empty(0, np.uint64)
-    known = {word: hashlib.blake2b(word.encode(), digest_size=8).digest() for word in set(words)}
-    values = np.frombuffer(b"".join([known[word] for word in words]), "<u8")
+    digests = {word: hashlib.blake2b(word.encode(), digest_size=8).digest() for word in set(words)}
+    values = np.frombuffer(b"".join([digests[word] for word in words]), "<u8")
     size = min(size, len(words))
     num_runs = len(words) - size + 1
     hashes = np.zeros(num_runs, np.uint64)
