@@ -54,7 +54,7 @@ class World:
 
     @property
     def data_rank(self) -> int:
-        """Number of the rows of this rank among those of all ranks."""
+        """Number of this rank's rows among all ranks with other rows."""
         return self.rank // self.row_ranks
 
     @property
@@ -96,7 +96,7 @@ class World:
 
 @functools.cache
 def _group_of(ranks: tuple[int, ...], timeout_s: int) -> Any:
-    """Makes a process group, once: the model and the engine share that of parts."""
+    """Makes a process group, once: the model and the engine share the one of parts."""
     import torch.distributed as td
 
     # By its members alone: a barrier of all ranks for each group would add up.

@@ -112,7 +112,7 @@ class OutOfMemoryError(PretrainError):
 
     @staticmethod
     def of(error: Exception) -> "OutOfMemoryError | None":
-        """Returns ours for that of Python, numpy or torch; None: it is another error."""
+        """Returns our class for an error of Python, numpy or torch; None: it is another error."""
         text = str(error).partition("\n")[0].rpartition("Allocator: ")[2]
         is_told = "allocate memory" in text or "out of memory" in text  # by torch
         if not (isinstance(error, MemoryError) or (isinstance(error, RuntimeError) and is_told)):

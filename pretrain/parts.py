@@ -55,7 +55,7 @@ class Part(NamedTuple):
     sections: tuple[int, ...] = ()
 
     def whole(self, shape: Sequence[int]) -> torch.Size:
-        """Returns the shape of a parameter, given that of a part."""
+        """Returns the shape of a parameter by the shape of a part."""
         lengths = list(shape)
         if self.ranks > 1:
             lengths[self.dim] *= self.ranks

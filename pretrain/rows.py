@@ -27,7 +27,7 @@ _CELL = {"axes": ("row", "position")}
 
 @dataclass(frozen=True, slots=True)
 class TokenRows:
-    """Rows as they come from the shards; of pairs those of the target, with their source.
+    """Rows as they come from the shards; of pairs the target's, with their source.
 
     Rows are selected, merged and cropped by the axes of the fields: a new array is a line here.
     """

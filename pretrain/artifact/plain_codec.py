@@ -27,7 +27,7 @@ _EXCHANGE = ({"role": "user", "content": "a"}, {"role": "assistant", "content": 
 
 
 class PlainCodec:
-    """A `Codec` over a tokenizer of `pretrain prepare`, whose special tokens are those of the documents in training.
+    """A `Codec` over a tokenizer of `pretrain prepare`, with the special tokens of the documents in training.
 
     With `ends_sources` it appends the end-of-document token, as in training of an encoder-decoder.
     `template` is that of the conversations of the training; `eos` ends a document (None: a known
@@ -162,7 +162,7 @@ class PlainCodec:
         return tuple(token for token in first if token in special_ids(self._tokenizer).values())
 
     def encode_target(self, text: str) -> list[int]:
-        """Returns the ids of a target: those of `encode`, as there is one language."""
+        """Returns the ids of a target, by `encode`: there is one language."""
         return self.encode(text)
 
     def decode(self, ids: list[int]) -> str:

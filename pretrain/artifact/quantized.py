@@ -85,7 +85,7 @@ class QuantizedLinear(nn.Module):
         self.matrix = QuantizedMatrix(weight)
 
     def forward(self, x_BTD: Tensor) -> Tensor:
-        """Maps [..., in] to [..., out], in autocast's dtype, or in that of the input."""
+        """Maps [..., in] to [..., out], in autocast's dtype or the input's."""
         assert self.matrix is not None, "filled by `take`"
         device = x_BTD.device.type
         if torch.is_autocast_enabled(device):

@@ -32,7 +32,7 @@ MAX_STOPS = 4
 
 
 class StopTexts:
-    """A server whose answers end before a stop string; `defaults` are those of the model."""
+    """A server whose answers end before a stop string; `defaults` are the model's."""
 
     def __init__(self, server: Server, defaults: tuple[str, ...] = ()) -> None:
         self._server = server

@@ -92,7 +92,7 @@ Shape = tuple[int, ...]
 
 
 class AdaptedModel:
-    """The weights of one model, read as those of one with a larger vocabulary or another head.
+    """The weights of one model, read for a model with a larger vocabulary or another head.
 
         same name, same shape        copied
         embeddings, scores of ids    new tokens get the mean of the existing rows, which makes them
@@ -293,7 +293,7 @@ def is_adapter(name: str) -> bool:
 
 
 def row_norms(weight: Tensor) -> Tensor:
-    """Returns the norm of each row of a matrix, as peft takes them for DoRA: with that of `B A` in it."""
+    """Returns the norm of each row of a matrix, with `B A` in it, as peft takes them for DoRA."""
     return torch.linalg.norm(weight, dim=1)
 
 

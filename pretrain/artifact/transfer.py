@@ -57,7 +57,7 @@ _MEMORY_INFO = Path("/proc/meminfo")
 
 
 def check_scores(source: ModelSource, folder: Path, architecture: str, dtype: torch.dtype) -> None:
-    """Compares the scores of an export with those of its source on the same tokens.
+    """Compares the scores of an export and of its source on the same tokens.
 
     Logs a warning instead where memory is too small for both models. `architecture` is a class of
     transformers. Raises: CheckpointError: It cannot load the folder, or scores differ.

@@ -117,7 +117,7 @@ def _overrides(section: "type[Section]", words: list[str], incomplete: str) -> l
 
 
 def _leaves(section: "type[Section]") -> "Iterator[tuple[str, ConfigField]]":
-    """Yields the fields that have a value, by their key; of items of a list those of the first."""
+    """Yields the fields that have a value, by their key; of a list the first item's."""
     from pretrain.config.fields import walk_fields
 
     prefixes = {"": ""}

@@ -148,7 +148,7 @@ def _teller(rank: int) -> Callable[[str], None]:
 
 
 def _tell(report: "Report", as_json: bool) -> int:
-    """Prints a report, as JSON on one line: those of many nodes can share a file. Returns the exit code."""
+    """Prints a report, as JSON on one line: many nodes can share a file. Returns the exit code."""
     from pretrain.doctor.check import exit_code
 
     if as_json:

@@ -88,7 +88,7 @@ def describe_rows(
     tokenizer: Tokenizer,
     names: Sequence[str] = (),
 ) -> list[ShownRow]:
-    """Returns rows of a stream in words; `names` are those of the labels.
+    """Returns rows of a stream in words; `names` are the labels'.
 
     Raises:
         ConfigError: The tokenizer lacks a token that the objective needs.
@@ -227,7 +227,7 @@ class _Side:
 
 
 def _split_sides(raw: TokenRows, made: ModelRows, kinds: Sequence[TokenKind]) -> tuple[_Side, _Side | None]:
-    """Returns the side of the decoder, or of the only stack, and that of the encoder."""
+    """Returns the sides of the decoder (or the only stack) and of the encoder."""
     inputs = made.inputs[0].tolist()
     targets = made.targets[0].tolist()
     documents = _first(made.documents, np.zeros(len(inputs), np.int32))

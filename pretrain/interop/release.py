@@ -178,7 +178,7 @@ class Release:
         return spelled
 
     def _check(self) -> None:
-        """Compares names, shapes and dtypes with those of the config. Raises: CheckpointError."""
+        """Compares names, shapes and dtypes with the config's. Raises: CheckpointError."""
         constants = self._constants
         wanted: dict[str, Shape] = {name: tuple(values.shape) for name, values in constants.items()}
         for weight in self._weights.values():

@@ -73,7 +73,7 @@ class HubTokenizer:
         return list(self._tokenizer(text, truncation=False, verbose=False)["input_ids"])
 
     def encode_placed(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Returns the ids of `encode`, and their character spans, ascending; that of a last token is at the end."""
+        """Returns the ids of `encode`, and their character spans, ascending; an added last token's is at the end."""
         encoding = self._tokenizer(text, truncation=False, verbose=False, return_offsets_mapping=True)
         spans, after = [], 0
         for start, end in encoding["offset_mapping"]:

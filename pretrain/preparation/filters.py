@@ -271,7 +271,7 @@ def _refuse_segments(document: Document) -> str | None:
 
 
 def _of_text(config: FilterConfig) -> FilterConfig:
-    """Returns the rules without those of a record's fields."""
+    """Returns the rules but the ones on a record's fields."""
     return config.model_copy(update={"require": {}})
 
 

@@ -69,7 +69,7 @@ def sort_labels(names: Iterable[str]) -> list[str]:
 
 
 def check_labels(names: Iterable[str]) -> None:
-    """Checks that there are labels, and at most those of a shard. Raises: DataError."""
+    """Checks that there are labels, and at most as many as a shard holds. Raises: DataError."""
     count = len(list(names))
     if not count:
         raise DataError(

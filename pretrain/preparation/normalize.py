@@ -29,7 +29,7 @@ def check_normalize(config: NormalizeConfig) -> None:
 
 
 def build_normalizers(config: NormalizeConfig) -> tuple[Normalize, Normalize]:
-    """Returns the normalizer of texts and sources, and that of targets. Raises: LaunchError."""
+    """Returns the normalizers of texts and sources, and of targets. Raises: LaunchError."""
     check_normalize(config)
     source = _build(config, config.language)
     if config.target_language in (None, config.language):

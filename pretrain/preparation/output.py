@@ -74,7 +74,7 @@ def fill_folder(
     processes: int | None,
     build: Callable[[], DataIndex | None],
 ) -> DataIndex | None:
-    """Locks and claims a folder, and returns its index; `build` writes that of an incomplete one.
+    """Locks and claims a folder, and returns its index; `build` writes the one of an incomplete folder.
 
     `identity` are the options that the output depends on; `processes` is only checked.
     """
@@ -340,7 +340,7 @@ def _hold(folder: Path, name: str, who: str, stack: ExitStack) -> int:
 
 
 def _hold_with_others(folder: Path, share: Share, stack: ExitStack) -> int:
-    """Takes the shared lock of parts of the same n; those of another n write the same files."""
+    """Takes the shared lock of parts of the same n; parts of another n write the same files."""
     mine = f"of {share.of}"
     # The first one has it exclusively until its n is written; the others wait here.
     with claim_lock(folder):

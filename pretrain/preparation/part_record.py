@@ -274,7 +274,7 @@ def remove_leftovers(folder: Path, parts: Sequence[InputPart], records: dict[int
 
 
 def count_left_out(records: Iterable[PartRecord]) -> dict[str, int]:
-    """Returns {reason: dropped documents} for the usual reasons, and those of rules that are on."""
+    """Returns {reason: dropped documents} for the usual reasons, and of the rules that are on."""
     counts = Counter[str]()
     for record in records:
         counts.update(record.num_filtered)

@@ -50,7 +50,7 @@ class SplitRule:
 
 
 def is_validation(path: str) -> bool:
-    """Returns whether a file is held out by its name, or by that of its folder."""
+    """Returns whether a file is held out by its name, or its folder's."""
     names = PurePosixPath(path).parts[-2:]
     return any(_VALIDATION_NAME.search(name.lower()) for name in names)
 

@@ -36,7 +36,7 @@ def write_statistics(
     tokenizer: Tokenizer,
     records: Sequence[PartRecord],
 ) -> None:
-    """Writes the three files; `formats` and `num_bytes` are those of the input. Raises: DiskError."""
+    """Writes the three files; `formats` and `num_bytes` are the input's. Raises: DiskError."""
     special = tokenizer.get_added_tokens_decoder()
     splits = {name: _describe_split(name, index, records) for name in sorted(index.splits)}
     counts = Counter(formats)

@@ -154,7 +154,7 @@ class _Fits:
         return losses
 
     def objective(self, values: np.ndarray, measured: np.ndarray, prior: np.ndarray) -> np.ndarray:
-        """Returns Huber's loss in units of its deltas, plus that of the prior; float64 [fits]."""
+        """Returns Huber's loss in units of its deltas, plus the prior's; float64 [fits]."""
         off = np.abs(self.log_losses(values) - measured) / self.deltas
         beyond = ((values[:, _WITH_PRIOR] - prior) * self.tightness) ** 2 / 2
         misfit: np.ndarray = np.where(off <= 1, off**2 / 2, off - 0.5).sum(1) + beyond.sum(1)
@@ -234,7 +234,7 @@ def _beside(points: Sequence[LossPoint], line: float) -> np.ndarray:
 
 
 def find_scales(points: Sequence[LossPoint], line: float) -> np.ndarray:
-    """Returns the residual of each run, relative to that of a run on the line; float64 [runs].
+    """Returns the residual of each run, relative to a run on the line; float64 [runs].
 
     It grows with the distance from the line, by as much as the runs beside it are off a law of
     those on it, and not at all where they are off by HUBER_DELTA only.
@@ -268,7 +268,7 @@ def find_residuals(points: Sequence[LossPoint], law: ScalingLaw, scales: np.ndar
 
 
 def draw_laws(points: Sequence[LossPoint], scales: np.ndarray, resamples: int) -> list[ScalingLaw]:
-    """Returns the law of the runs, and that of each draw of their residuals and of the priors.
+    """Returns the law of the runs, and a law for each draw of their residuals and of the priors.
 
     A draw adds to the fitted log losses residuals of other runs (`find_residuals`) by their own
     `scales` (`find_scales`), with replacement (Efron and Tibshirani 1993, 9.4 and 9.7): the fewer runs,
@@ -291,7 +291,7 @@ def draw_laws(points: Sequence[LossPoint], scales: np.ndarray, resamples: int) -
 def draw_line_laws(
     points: Sequence[LossPoint], line: float, laws: Sequence[ScalingLaw], residuals: np.ndarray
 ) -> list[LineLaw]:
-    """Returns the law of the runs on the line, and those of draws of gamma and of residuals.
+    """Returns the law of the runs on the line, and a law for each draw of gamma and of residuals.
 
     Where the runs beside the line determine the exponents well, gamma is theirs. Where they do not,
     because the law of N and D is a form that does not quite hold, its own prior outweighs them.

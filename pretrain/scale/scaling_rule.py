@@ -61,7 +61,7 @@ class RunSize:
 
 
 def size_of(config: RunConfig, vocab_size: int | None = None) -> RunSize:
-    """Returns the size of a run; `vocab_size`: that of its data, where the config does not have it."""
+    """Returns the size of a run; `vocab_size`: its data's, where the config does not have it."""
     task = task_of(config, known_model(config.model, vocab_size))
     parameters = task.flops.whole.total / FLOPS_OF_A_WEIGHT / config.batch.seq_len
     return RunSize(parameters, config.train.last_step * config.batch.global_tokens)

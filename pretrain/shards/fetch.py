@@ -72,7 +72,7 @@ class Fetcher:
         self.closed = False
 
     def set_order(self, reader: str, names: Sequence[str]) -> None:
-        """Replaces the shards that a reader will need; its order precedes those of others."""
+        """Replaces the shards that a reader will need; its order precedes the other readers'."""
         with self._changed:
             orders = {other: order for other, order in self._orders.items() if other != reader}
             self._orders = {reader: tuple(names), **orders}

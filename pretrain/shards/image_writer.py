@@ -57,7 +57,7 @@ class _HashedFile:
 
 
 class ImageShardWriter:
-    """Writes one shard; nothing appears under its name, nor those of its sidecars, before `close`.
+    """Writes one shard; nothing appears under its name or its sidecars' before `close`.
 
     Raises: DiskError, from every method.
     """

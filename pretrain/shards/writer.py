@@ -80,7 +80,7 @@ def tar_header(name: str, num_bytes: int) -> bytes:
 
 
 class ShardWriter:
-    """Writes one shard; nothing appears under its name, nor those of its sidecars, before `close`.
+    """Writes one shard; nothing appears under its name or its sidecars' before `close`.
 
     Memory: one member, and the length of every document. A document is never split between members.
     """

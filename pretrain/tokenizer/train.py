@@ -226,7 +226,7 @@ def _settle(pieces: list[tuple[str, float]]) -> list[tuple[str, float]]:
 
 
 def _build_vocab(pieces: list[tuple[str, float]], layout: SpecialTokenLayout) -> list[tuple[str, float]]:
-    """Puts `first` and the bytes before the pieces, with scores below those of their spellings."""
+    """Puts `first` and the bytes before the pieces, with scores below their spellings'."""
     reserved = (*layout.first, *_BYTES)
     lowest = min(-1.0, *(score for _, score in pieces))
     unreachable = float(round(lowest * (1 + max(map(len, reserved)))) - 1)

@@ -82,7 +82,7 @@ def cut_text(text: str, piece_chars: int = PIECE_CHARS) -> Iterator[str]:
 
 
 def is_cut_safe(tokenizer: Tokenizer) -> bool:
-    """True if the tokens of `cut_text`'s pieces are those of the text.
+    """True if the tokens of `cut_text`'s pieces are the text's.
 
     That holds for every kind that is trained here, and for a given tokenizer with one of their
     pre-tokenizers (GPT-2, BERT). Texts of others are encoded whole.

@@ -62,7 +62,7 @@ class Tracker(Protocol):
     opens_late: bool = False  # with the first row, alert or picture: it has no followers before
 
     def open(self, mode: str, facts: Mapping[str, Any]) -> None:
-        """Begins the run in the store, or continues it; `facts` are those of `find_facts`."""
+        """Begins the run in the store, or continues it; `facts` come from `find_facts`."""
         ...
 
     def instead(self, mode: str) -> str:

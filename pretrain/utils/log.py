@@ -53,7 +53,7 @@ def _secrets() -> list[str]:
 
 
 def redact(text: str, secrets: list[str] | None = None) -> str:
-    """Replaces every secret in `text` by `***`: those of the environment, unless given (50 us)."""
+    """Replaces every secret in `text` by `***`: the environment's, unless given (50 us)."""
     for secret in _secrets() if secrets is None else secrets:
         text = text.replace(secret, "***")
     return _WANDB_KEY.sub("***", text)

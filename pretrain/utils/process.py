@@ -100,7 +100,7 @@ def _guard(name: str, *, is_result: bool) -> None:
 
 
 def _open_null(mode: str) -> Any:
-    """Opens /dev/null at the lowest free descriptor, that of the closed stream."""
+    """Opens /dev/null at the lowest free descriptor, which the closed stream had."""
     number = os.open(os.devnull, os.O_RDWR)
     os.set_inheritable(number, True)
     return open(number, mode, encoding="utf-8", closefd=False)

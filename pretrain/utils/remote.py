@@ -207,7 +207,7 @@ def call_remote(url: str, call: Callable[[], _T], waits: Waits, abandoned: Calla
 
 
 class RemoteStream:
-    """Bytes of a remote file from some offset; `position` is that of the next, `num_bytes` the size.
+    """Bytes of a remote file from some offset; `position` is the next byte's, `num_bytes` the size.
 
     Without `has_range` the server sends the whole file, and the bytes before `start` are dropped.
     """

@@ -217,7 +217,7 @@ def _last_words(content: Any) -> list[str]:
 
 
 def prompt_fields(config: InputConfig, known: Collection[str]) -> tuple[list[str], str]:
-    """Returns the fields of prompt and response; those of Alpaca where records have only these."""
+    """Returns the fields of prompt and response; Alpaca's where records have only these."""
     is_default = (config.prompt_field, config.response_field) == ("prompt", "response")
     if is_default and _INSTRUCTION in known and not {"prompt", "response"} & {*known}:
         return [_INSTRUCTION, OPTIONAL_INPUT], _OUTPUT
