@@ -50,8 +50,11 @@ def fit_config(config: RunConfig, dataset: Dataset) -> RunConfig:
     special = fill_special(config.model.special_tokens, dataset)
     for name in ("encoder", "decoder"):
         if special.pad is None and getattr(getattr(config.model, name), "position_offset", 0) == "pad":
-            what = f"model.{name}.position_offset=pad needs a padding token, which the tokenizer of the shards lacks"
-            raise ConfigError(what, where=str(dataset.sources[0].folder), fix="give the offset as a number")
+            raise ConfigError(
+                f"model.{name}.position_offset=pad needs a padding token, which the tokenizer of the shards lacks",
+                where=str(dataset.sources[0].folder),
+                fix="give the offset as a number",
+            )
     vocab_size = vocab_size or (index.vocab_size if index.has_tokenizer else None)
     model = config.model.model_copy(update={"vocab_size": vocab_size, "special_tokens": special})
     if index.labels and config.model.head.record.names_labels:

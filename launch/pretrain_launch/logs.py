@@ -29,8 +29,11 @@ def find_log(run: RunDir, rank: int | None, about: Callable[[], str] = str) -> P
     if path.is_file():
         return path
     names = ", ".join(sorted(path.name for path in run.logs.glob("*"))[:8])
-    fix = f"there are {names}" if names else about() or "it appears with the first start"
-    raise ConfigError("no such log", where=str(path), fix=fix)
+    raise ConfigError(
+        "no such log",
+        where=str(path),
+        fix=f"there are {names}" if names else about() or "it appears with the first start",
+    )
 
 
 def await_log(run: RunDir, is_over: Callable[[], bool]) -> None:

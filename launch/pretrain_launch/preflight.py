@@ -168,8 +168,11 @@ def check_partition(spec: LaunchSpec) -> str:
     enough = [name for name in names if spec.elastic or limits[name].nodes >= spec.nodes]
     if not enough:
         nodes = ", ".join(f"{name} {limit.nodes}" for name, limit in listed.items())
-        what = f"a job of {spec.nodes} nodes would wait for ever; the partitions have at most: {nodes}"
-        raise ConfigError(what, where="--nodes", fix=fix)
+        raise ConfigError(
+            f"a job of {spec.nodes} nodes would wait for ever; the partitions have at most: {nodes}",
+            where="--nodes",
+            fix=fix,
+        )
     minutes = -(-spec.time_s // 60)  # as Slurm counts
     if all(minutes * 60 > _limit_s(limits[name].time) for name in enough):
         times = ", ".join(f"{name} {limit.time}" for name, limit in listed.items())

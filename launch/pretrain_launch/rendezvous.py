@@ -42,9 +42,9 @@ def own_addresses(interface: str | None = None) -> list[str]:
     with contextlib.suppress(OSError):
         entries = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
         named = [str(entry[4][0]) for entry in entries]
-    addresses = [address for _, address in usable]
+    numbers = [address for _, address in usable]
     # A hosts file may name an address that this machine does not have.
-    return list(dict.fromkeys([*(address for address in named if address in addresses), *addresses]))
+    return list(dict.fromkeys([*(address for address in named if address in numbers), *numbers]))
 
 
 def interface_of(address: str) -> str | None:

@@ -366,9 +366,9 @@ def _rolled_back_to(record: dict[str, Any], ended: dict[str, Any]) -> int | None
 
 def last_save_s(run: RunDir) -> float | None:
     """Returns the seconds that the run's last save, and upload, took; None if unknown."""
-    values = _last_values(run.metrics, "checkpoint_write_s")
-    written = _number(values.get("checkpoint_write_s"))
-    return None if written is None else written + (_number(values.get("checkpoint_upload_s")) or 0.0)
+    row = _last_values(run.metrics, "checkpoint_write_s")
+    written = _number(row.get("checkpoint_write_s"))
+    return None if written is None else written + (_number(row.get("checkpoint_upload_s")) or 0.0)
 
 
 def _newest_checkpoint(run: RunDir) -> tuple[int, float] | tuple[None, None]:

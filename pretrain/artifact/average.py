@@ -110,11 +110,10 @@ def _choose(paths: Sequence[Path], last: int | None) -> list[Path]:
         raise ConfigError(f"--last {last} is about one run", fix="give a run, or leave --last out")
     checkpoints = list_checkpoints(RunDir(place).checkpoints)
     if len(checkpoints) < max(last, 1):
-        fix = f"lower --last, or train with checkpoint.keep={last}" if checkpoints else "check the path"
         raise CheckpointError(
             f"has {len(checkpoints)} checkpoints, --last {last} needs more",
             where=str(paths[0]),
-            fix=fix,
+            fix=f"lower --last, or train with checkpoint.keep={last}" if checkpoints else "check the path",
         )
     return [path / EMA if averaged else path for path in checkpoints[-last:]]
 

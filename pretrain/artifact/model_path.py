@@ -237,8 +237,11 @@ def read_texts(run: RunDir) -> tuple[Template | None, int | None]:
         has_both = template is not None and (is_jinja(template) or {"user", "assistant"} <= turns_of(template).keys())
         return (template if has_both else None), begin
     except (OSError, ValueError, AttributeError) as error:
-        what = f"damaged: {error}".splitlines()[0]
-        raise CheckpointError(what, where=str(run.normalize), fix="restore it") from None
+        raise CheckpointError(
+            f"damaged: {error}".splitlines()[0],
+            where=str(run.normalize),
+            fix="restore it",
+        ) from None
 
 
 def is_release(path: Path) -> bool:
@@ -277,8 +280,11 @@ def find_checkpoint(path: Path) -> Path:
         if best is not None:
             return find_checkpoint(checkpoints / step_name(best.step))
         if list_checkpoints(checkpoints):
-            fix = f"set checkpoint.best to a metric of the validation, or use {path.parent}: its newest checkpoint"
-            raise CheckpointError("this run marks no best checkpoint", where=str(path), fix=fix)
+            raise CheckpointError(
+                "this run marks no best checkpoint",
+                where=str(path),
+                fix=f"set checkpoint.best to a metric of the validation, or use {path.parent}: its newest checkpoint",
+            )
     while folders := list_checkpoints(RunDir(path).checkpoints):
         for checkpoint in reversed(folders):
             if _problem(checkpoint) is None:

@@ -44,8 +44,11 @@ def find_normalize(source: ModelSource) -> NormalizeConfig | None:
     try:
         return _parse(read_json(file).get(NORMALIZE_KEY))
     except (OSError, ValueError, AttributeError) as error:
-        what = f"{NORMALIZE_KEY} is damaged: {error}".splitlines()[0]
-        raise CheckpointError(what, where=str(file), fix="restore it") from None
+        raise CheckpointError(
+            f"{NORMALIZE_KEY} is damaged: {error}".splitlines()[0],
+            where=str(file),
+            fix="restore it",
+        ) from None
 
 
 def dump_normalize(

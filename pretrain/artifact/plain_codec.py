@@ -75,9 +75,9 @@ class PlainCodec:
 
     def encode_placed(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Returns the ids of a document as `prepare` writes a labelled one, and their character spans."""
-        encoding = self._tokenizer.encode(text, add_special_tokens=False)
+        coded = self._tokenizer.encode(text, add_special_tokens=False)
         around = len(self._begin) * [(0, 0)], len(self.eos_ids) * [(len(text), len(text))]
-        return [*self._begin, *encoding.ids, *self.eos_ids], [*around[0], *encoding.offsets, *around[1]]
+        return [*self._begin, *coded.ids, *self.eos_ids], [*around[0], *coded.offsets, *around[1]]
 
     def encode_chat(self, turns: list[tuple[str, str]]) -> list[int]:
         """Returns the ids of a conversation as `prepare` writes it. Raises: ConfigError: There is no template."""

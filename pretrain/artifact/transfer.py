@@ -246,9 +246,9 @@ def import_model(source: str, out: Path) -> ImportReport:
     facts = {"model": config.model_dump(mode="json"), "origin": {"imported_from": source} | kind}
     facts["generation"] = write_generation_defaults(defaults)
     write_model_folder(out, facts, files, ((name, release.read(name)) for name in release.shapes))
-    if files and (difference := reads_otherwise(out / TOKENIZER_FOLDER)) is not None:
+    if files and (other := reads_otherwise(out / TOKENIZER_FOLDER)) is not None:
         text = "%s: without the release's config.json, AutoTokenizer encodes %r as %s, not %s"
-        log.warning(text, out / TOKENIZER_FOLDER, difference.text, difference.theirs, difference.ours)
+        log.warning(text, out / TOKENIZER_FOLDER, other.text, other.theirs, other.ours)
     return ImportReport(
         model_type=model_type,
         shape=config.shape,
@@ -328,12 +328,12 @@ def export_model(
         log.warning("%s: %s", out, why)
     if not files:
         return written
-    if (difference := reads_otherwise(out)) is not None:
+    if (other := reads_otherwise(out)) is not None:
         text = (
             "%s: AutoTokenizer reads this tokenizer by the rules of %s, which gives other ids: "
             "%r is %s, not %s; load its tokenizer.json with PreTrainedTokenizerFast instead"
         )
-        log.warning(text, out, written.model_type, difference.text, difference.theirs, difference.ours)
+        log.warning(text, out, written.model_type, other.text, other.theirs, other.ours)
     if described.run is not None and not _chats_as_trained(described, out):
         log.warning(
             "%s: its chat template gives other ids than the training, which encodes turns and the text around them "
@@ -361,8 +361,11 @@ def write_served(model: Path, parent: Path, dtype: str) -> tuple[Path, bool]:
     else:
         config = open_source(model).config
         if config.shape != "decoder" or not config.head.record.scores_words:
-            what = f"a server continues texts, unlike this model: {config.shape}, head.kind={config.head.kind}"
-            raise ConfigError(what, where=str(model), fix="use a decoder alone, with head.kind=lm")
+            raise ConfigError(
+                f"a server continues texts, unlike this model: {config.shape}, head.kind={config.head.kind}",
+                where=str(model),
+                fix="use a decoder alone, with head.kind=lm",
+            )
         export_model(model, folder, dtype=dtype)
     path = folder / GENERATION
     values = read_object(path) if path.is_file() else {}

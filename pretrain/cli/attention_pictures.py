@@ -37,8 +37,10 @@ def attention_command(
     if out is None and not as_json:
         raise ConfigError("nothing to show", fix="give --output x.png, or --json")
     if (text is None) == (image is None):
-        what = "the model needs one input" if text is None else "--text and --image are two inputs"
-        raise ConfigError(what, fix="give --text, or to a model of images --image")
+        raise ConfigError(
+            "the model needs one input" if text is None else "--text and --image are two inputs",
+            fix="give --text, or to a model of images --image",
+        )
     if image is not None:
         options = {"--target": target, "--kind": kind}
         for name in (name for name, value in options.items() if value is not None):

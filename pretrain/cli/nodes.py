@@ -33,8 +33,11 @@ def launch_local_command(
     place = ALONE
     if nodes > 1:
         if address is None or port is None or node_rank >= nodes:
-            fix = f"give --address and --port of machine 0, and a --node-rank from 0 to {nodes - 1}"
-            raise ConfigError("several machines have to meet", where="--nodes", fix=fix)
+            raise ConfigError(
+                "several machines have to meet",
+                where="--nodes",
+                fix=f"give --address and --port of machine 0, and a --node-rank from 0 to {nodes - 1}",
+            )
         place = NodePlace(nodes, node_rank, address)
     raise typer.Exit(train_local(config, overrides or [], ranks, port, place))
 

@@ -114,15 +114,15 @@ def _check_shard(shards: ShardSet, place: int, sums: TokenSums, tick: Tick) -> i
     try:
         reader = shards.reader(place)
         expected = {side: shards.lengths(place, side) for side in sides}
-        lengths_read: dict[str, list[np.ndarray]] = {side: [] for side in sides}
+        actual: dict[str, list[np.ndarray]] = {side: [] for side in sides}
         for number in range(shard.num_members):
             lengths = {side: _check_ragged(reader, number, side, shards.index) for side in sides}
             _check_beside(reader, number, lengths, shards.index)
             for side in sides:
-                lengths_read[side].append(lengths[side])
+                actual[side].append(lengths[side])
             total += sums(reader.member(number)[0])
             tick(shard.num_bytes / shard.num_members)
-        if any(not np.array_equal(expected[side], np.concatenate(lengths_read[side])) for side in sides):
+        if any(not np.array_equal(expected[side], np.concatenate(actual[side])) for side in sides):
             raise DataError(
                 "its lengths are not those of the documents",
                 where=shard.lengths.name,
@@ -183,8 +183,11 @@ def check_hash(folder: Path, shard: ShardIndex, tick: Tick) -> None:
         raise DataError(f"cannot be read: {error.strerror}", where=str(path), fix=FIX) from None
     tick(shard.num_bytes)
     if digest != shard.sha256:
-        what = f"sha256 is {digest[:12]}, the index says {shard.sha256[:12]}, although every member is intact"
-        raise DataError(what, where=shard.name, fix=FIX)
+        raise DataError(
+            f"sha256 is {digest[:12]}, the index says {shard.sha256[:12]}, although every member is intact",
+            where=shard.name,
+            fix=FIX,
+        )
 
 
 def raise_all(errors: Sequence[DataError]) -> None:

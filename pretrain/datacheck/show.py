@@ -204,10 +204,10 @@ def _config_of(what: str, overrides: Sequence[str], choice: ReadingOptions) -> R
     source = run.config if run.config.is_file() else what
     config = load_config(source, overrides, extensions="require")
     options = {key: getattr(choice, name) for name, key in KEY_BY_OPTION.items()}
-    settings = [f"{key}={value}" for key, value in options.items() if value is not None]
+    keys = [f"{key}={value}" for key, value in options.items() if value is not None]
     if choice.seq_len is not None:  # the same rows a batch: the order of padded ones depends on it
-        settings += [f"batch.global_tokens={config.batch.rows * choice.seq_len}", *config.even_steps()]
-    return load_config(source, [*overrides, *settings], extensions="require") if settings else config
+        keys += [f"batch.global_tokens={config.batch.rows * choice.seq_len}", *config.even_steps()]
+    return load_config(source, [*overrides, *keys], extensions="require") if keys else config
 
 
 def _folder_config(what: str, dataset: Dataset, store: ShardStore, choice: ReadingOptions) -> RunConfig:

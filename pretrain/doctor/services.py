@@ -25,14 +25,14 @@ def check_name(host: str, is_alone: bool) -> Check:
     """Checks that the name of this host stands for an address that other hosts can use."""
     bad: Status = "warn" if is_alone else "fail"
     fix = f"have {host} in DNS or in every /etc/hosts, with its address in the nodes' network"
-    addresses = resolve(host)
-    if addresses is None:
+    hosts = resolve(host)
+    if hosts is None:
         text = f"{host} is not looked up within {RESOLVE_WITHIN_S:.0f} s"
         return Check("hostname", bad, text, f"fix the name servers, or {fix}")
-    if not addresses:
+    if not hosts:
         return Check("hostname", bad, f"{host} does not resolve", fix)
-    text = f"{host} is {', '.join(addresses)}"
-    if not is_alone and all(ip_address(address.partition("%")[0]).is_loopback for address in addresses):
+    text = f"{host} is {', '.join(hosts)}"
+    if not is_alone and all(ip_address(address.partition("%")[0]).is_loopback for address in hosts):
         return Check("hostname", "warn", f"{text}: other nodes cannot reach a loopback", fix)
     return Check("hostname", "pass", text)
 

@@ -194,16 +194,16 @@ def _say(bar: Any, text: str) -> None:
 def _problems(ended: AttemptOutcome) -> list[str]:
     """Returns the problems of an attempt that was killed."""
     before, after = ended.saved
-    problems = [f"process left: {command}" for command in ended.left]
+    faults = [f"process left: {command}" for command in ended.left]
     if after < before:
-        problems.append(f"step {before} was committed before it, {after} is the newest after it")
+        faults.append(f"step {before} was committed before it, {after} is the newest after it")
     if ended.resumed_from is not None and ended.resumed_from != before:
-        problems.append(f"step {before} was committed, the attempt resumed from {ended.resumed_from}")
+        faults.append(f"step {before} was committed, the attempt resumed from {ended.resumed_from}")
     if not ended.is_killed:
-        problems.append("the run ended before it could be killed")
+        faults.append("the run ended before it could be killed")
     elif 0 < ended.exit_code < 128 and ended.exit_code not in KILLED_CODES:
-        problems.append(f"the launcher ended with exit code {ended.exit_code}")
-    return problems
+        faults.append(f"the launcher ended with exit code {ended.exit_code}")
+    return faults
 
 
 def _entry(kill: Kill, ended: AttemptOutcome) -> dict[str, object]:

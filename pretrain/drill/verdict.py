@@ -93,8 +93,8 @@ def _compare_checkpoints(folder: DrillFolder) -> list[str]:
     manifests = [load_manifest(path) for path in (golden, killed)]
     # Parsing fills in fields that an earlier version did not know.
     states = [TrainState.from_json(manifest.state, str(folder.path)).to_json() for manifest in manifests]
-    wanted, actual = (state | manifest.scalars for state, manifest in zip(states, manifests, strict=True))
-    keys = [key for key in sorted(wanted.keys() | actual.keys()) if wanted.get(key) != actual.get(key)]
+    wanted, got = (state | manifest.scalars for state, manifest in zip(states, manifests, strict=True))
+    keys = [key for key in sorted(wanted.keys() | got.keys()) if wanted.get(key) != got.get(key)]
     problems = [f"the training state differs in {', '.join(keys)}"] if keys else []
     names = {record.name for manifest in manifests for record in manifest.files}
     equal, _, _ = filecmp.cmpfiles(golden, killed, names, shallow=False)

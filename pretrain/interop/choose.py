@@ -37,8 +37,11 @@ def choose_family(config: ModelConfig, name: str | None = None) -> Family:
     what = f"{name} does not represent this model exactly; it has"
     if name is None:
         what = f"no Hugging Face family represents this model exactly; the nearest, {nearest}, has"
-    fix = "train with the family's values of these keys; this model can be used by pretrain alone"
-    raise ConfigError(f"{what} {keys}", where="model", fix=fix)
+    raise ConfigError(
+        f"{what} {keys}",
+        where="model",
+        fix="train with the family's values of these keys; this model can be used by pretrain alone",
+    )
 
 
 def why_not_its_own(config: ModelConfig, chosen: str) -> str:

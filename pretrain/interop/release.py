@@ -67,8 +67,10 @@ def fetch_release(name_or_dir: str) -> Path:
     if name_or_dir and path.is_dir():
         return path
     if path.is_file() or not is_hub_name(name_or_dir):
-        what = f"{name_or_dir!r} is neither a folder nor a name on the Hugging Face hub"
-        raise ConfigError(what, fix="check the path")
+        raise ConfigError(
+            f"{name_or_dir!r} is neither a folder nor a name on the Hugging Face hub",
+            fix="check the path",
+        )
     for weights in (WEIGHTS, PICKLED_WEIGHTS):
         # In one file or in shards; a repository may have the same weights in other layouts too.
         stem, _, suffix = weights.rpartition(".")
@@ -113,11 +115,11 @@ class Release:
         self._constants = constant_tensors(family, config)
         self._files = files
         spelled = self._spell(read | unused | aliases.keys() | self._constants.keys(), ignored)
-        without_reader = spelled.keys() - read
+        rest = spelled.keys() - read
         # Of an index what it does not list is read only where it is needed.
-        unused |= {name for name in without_reader if files.listed and spelled[name] not in files.listed}
-        unread = {name for name in without_reader if any(pattern.fullmatch(name) for pattern in ignored)}
-        unread |= without_reader & unused
+        unused |= {name for name in rest if files.listed and spelled[name] not in files.listed}
+        unread = {name for name in rest if any(pattern.fullmatch(name) for pattern in ignored)}
+        unread |= rest & unused
         self.ignored = sorted(spelled[name] for name in unread)
         self._spelled = {name: raw for name, raw in spelled.items() if name not in unread}
         self._twin_of = {alias: name for alias, name in aliases.items() if alias in self._spelled}
@@ -150,8 +152,11 @@ class Release:
             if not torch.equal(tensor, self._files.load(self._spelled[other])):
                 if other in self._copies:
                     kind = self.family.model_type
-                    what = f"{first} and {other} differ, and are one in models of {kind}"
-                    raise CheckpointError(what, where=str(self.folder), fix="fetch the model again")
+                    raise CheckpointError(
+                        f"{first} and {other} differ, and are one in models of {kind}",
+                        where=str(self.folder),
+                        fix="fetch the model again",
+                    )
                 raise CheckpointError(
                     f"{first} and {other} differ, but tie_word_embeddings says that they are one",
                     where=str(self.folder),
@@ -213,9 +218,11 @@ class Release:
             # Values up to 1, in 16 bits.
             if not torch.allclose(self._load(name).float(), values, rtol=0, atol=1e-2):
                 fixed = f"the fixed ones of {self.family.model_type}"
-                what = f"{self._spelled[name]} has other values than {fixed}"
-                fix = "no model of ours has learned ones there"
-                raise CheckpointError(what, where=str(self.folder), fix=fix)
+                raise CheckpointError(
+                    f"{self._spelled[name]} has other values than {fixed}",
+                    where=str(self.folder),
+                    fix="no model of ours has learned ones there",
+                )
 
 
 def open_release(folder: Path) -> Release:
@@ -255,8 +262,11 @@ def _find_family(values: dict[str, Any]) -> Family:
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise unknown_model_type(values)
     if values.get("quantization_config") is not None:
-        what = "the weights are quantized (quantization_config)"
-        raise ConfigError(what, where=CONFIG, fix="use the original ones")
+        raise ConfigError(
+            "the weights are quantized (quantization_config)",
+            where=CONFIG,
+            fix="use the original ones",
+        )
     return FAMILIES[model_type]
 
 

@@ -31,8 +31,11 @@ def read_object(path: Path) -> dict[str, Any]:
             raise ValueError("not an object")
     except OSError as error:
         reason = f"cannot be read: {error.strerror or error}"
-        fix = "give a folder of a Hugging Face model"
-        raise CheckpointError(reason, where=str(path), fix=fix) from None
+        raise CheckpointError(
+            reason,
+            where=str(path),
+            fix="give a folder of a Hugging Face model",
+        ) from None
     except ValueError as error:
         reason = f"not a JSON object: {error}"
         raise CheckpointError(reason, where=str(path), fix="fetch the file again") from None

@@ -97,11 +97,17 @@ def _open(path: Path) -> _File:
         return _open_safetensors(path) if path.suffix == ".safetensors" else _open_pickle(path)
     except Exception as error:  # a damaged file makes these libraries raise nearly anything
         if not path.is_file():
-            fix = "fetch the model again"
-            raise CheckpointError("no such file", where=str(path), fix=fix) from None
+            raise CheckpointError(
+                "no such file",
+                where=str(path),
+                fix="fetch the model again",
+            ) from None
         reason = str(error).partition("\n")[0] or type(error).__name__
-        what = f"cannot be parsed: {reason}"
-        raise CheckpointError(what, where=str(path), fix="fetch the file again") from None
+        raise CheckpointError(
+            f"cannot be parsed: {reason}",
+            where=str(path),
+            fix="fetch the file again",
+        ) from None
 
 
 class TensorFolder:
@@ -132,8 +138,11 @@ class TensorFolder:
         """
         tensor, *copies = (load(name) for facts, load in self._files.values() if name in facts)
         if not all(torch.equal(tensor, other) for other in copies):
-            what = f"{name} is in several files, with different values"
-            raise CheckpointError(what, where=str(self._folder), fix="fetch the model again")
+            raise CheckpointError(
+                f"{name} is in several files, with different values",
+                where=str(self._folder),
+                fix="fetch the model again",
+            )
         return tensor
 
     def advise(self, missing: Sequence[str]) -> str:
@@ -163,11 +172,17 @@ def _find(folder: Path) -> tuple[dict[str, str], list[Path]]:
         suffix = Path(name).suffix
         for file in places.values():
             if not isinstance(file, str) or not FILE_NAME.fullmatch(file) or not file.endswith(suffix):
-                what = f"{file!r} is not the name of a {suffix} file of this folder"
-                raise CheckpointError(what, where=str(index), fix="do not trust it")
+                raise CheckpointError(
+                    f"{file!r} is not the name of a {suffix} file of this folder",
+                    where=str(index),
+                    fix="do not trust it",
+                )
         return places, [folder / file for file in sorted(set(places.values()))]
-    what = f"has neither {WEIGHTS} nor {PICKLED_WEIGHTS}, nor an index of either"
-    raise CheckpointError(what, where=str(folder), fix="check the path")
+    raise CheckpointError(
+        f"has neither {WEIGHTS} nor {PICKLED_WEIGHTS}, nor an index of either",
+        where=str(folder),
+        fix="check the path",
+    )
 
 
 def from_theirs(weight: Weight, tensors: Sequence[Tensor], shape: Shape) -> Tensor:

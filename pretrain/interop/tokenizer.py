@@ -74,12 +74,12 @@ class HubTokenizer:
 
     def encode_placed(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
         """Returns the ids of `encode`, and their character spans, ascending; an added last token's is at the end."""
-        encoding = self._tokenizer(text, truncation=False, verbose=False, return_offsets_mapping=True)
+        coded = self._tokenizer(text, truncation=False, verbose=False, return_offsets_mapping=True)
         spans, after = [], 0
-        for start, end in encoding["offset_mapping"]:
+        for start, end in coded["offset_mapping"]:
             after = max(after, end)
             spans.append((start, end) if end else (after, after))
-        return list(encoding["input_ids"]), spans
+        return list(coded["input_ids"]), spans
 
     def encode_chat(self, turns: list[tuple[str, str]]) -> list[int]:
         """Returns the ids of a conversation by the release's chat template. Raises: ConfigError: It has none."""
@@ -88,14 +88,18 @@ class HubTokenizer:
     def render_chat(self, turns: list[tuple[str, str]], *, generation_prompt: bool = True) -> str:
         """Returns the text of a conversation by that template. Raises: ConfigError: It has none."""
         if not self.has_chat_template:
-            fix = "write the prompt by hand, without --chat"
-            raise ConfigError("the tokenizer has no chat template", fix=fix)
+            raise ConfigError(
+                "the tokenizer has no chat template",
+                fix="write the prompt by hand, without --chat",
+            )
         messages = [{"role": role, "content": text} for role, text in turns]
         try:
             parts = self._chat_template.render(messages, generation_prompt=generation_prompt)
         except ChatTemplateError as error:
-            fix = "use other turns, or write the prompt by hand"
-            raise ConfigError(str(error), fix=fix) from None
+            raise ConfigError(
+                str(error),
+                fix="use other turns, or write the prompt by hand",
+            ) from None
         return "".join(part.text for part in parts)
 
     def check_chat_template(self) -> None:
@@ -111,8 +115,10 @@ class HubTokenizer:
         try:
             text = self._tokenizer.get_chat_template()
         except ValueError as error:
-            what = f"the tokenizer's chat templates: {str(error).partition('.')[0]}"
-            raise ConfigError(what, fix="write the prompt by hand") from None
+            raise ConfigError(
+                f"the tokenizer's chat templates: {str(error).partition('.')[0]}",
+                fix="write the prompt by hand",
+            ) from None
         tokens = self._tokenizer.special_tokens_map
         named = {name: token for name, token in tokens.items() if isinstance(token, str)}
         value = {JINJA_KEY: text, **named}
@@ -171,16 +177,16 @@ def tokenizer_files(folder: Path) -> list[tuple[str, bytes]]:
         files = {path.name: path.read_bytes() for path in list_tokenizer_files(folder)}
         model = _object((folder / CONFIG).read_bytes()) if (folder / CONFIG).is_file() else {}
         paths = sorted(folder.glob(_OTHER_TEMPLATES))
-        templates = {path.stem: path.read_text("utf-8") for path in paths}
+        named = {path.stem: path.read_text("utf-8") for path in paths}
     except (OSError, UnicodeDecodeError) as error:
         reason = f"cannot read its tokenizer: {getattr(error, 'strerror', None) or error}"
         raise DataError(reason, where=str(folder), fix="check its permissions") from error
     released = read_released(folder)
     settings = _object(files.get(_SETTINGS, b"{}"))
-    if templates and settings is not None:  # in a list by name, for which no folder is needed
+    if named and settings is not None:  # in a list by name, for which no folder is needed
         if CHAT_TEMPLATE in files:
-            templates = {"default": files.pop(CHAT_TEMPLATE).decode("utf-8", "replace"), **templates}
-        listed = [{"name": name, "template": text} for name, text in templates.items()]
+            named = {"default": files.pop(CHAT_TEMPLATE).decode("utf-8", "replace"), **named}
+        listed = [{"name": name, "template": text} for name, text in named.items()]
         settings["chat_template"] = listed
         files[_SETTINGS] = _dump(settings)
     is_converted = _TOKENIZER not in files and released.content is not None
@@ -259,16 +265,21 @@ def wrap_tokenizer_json(
     try:
         tokenizer = Tokenizer.from_buffer(text)
     except Exception as error:  # `tokenizers` raises plain Exception and ValueError
-        fix = "give one of `tokenizers`"
-        raise DataError(f"not a tokenizer: {error}", where=_TOKENIZER, fix=fix) from None
+        raise DataError(
+            f"not a tokenizer: {error}",
+            where=_TOKENIZER,
+            fix="give one of `tokenizers`",
+        ) from None
     tokens: dict[str, str] = {}
     ids = special.model_dump(include={"pad", "bos", "eos", "mask"}, exclude_none=True)
     for name, number in ids.items():
         token = tokenizer.id_to_token(number)
         if token is None:
-            what = f"has no token of the id special_tokens.{name}={number}"
-            fix = "give the tokenizer that the model was trained with"
-            raise DataError(what, where=_TOKENIZER, fix=fix)
+            raise DataError(
+                f"has no token of the id special_tokens.{name}={number}",
+                where=_TOKENIZER,
+                fix="give the tokenizer that the model was trained with",
+            )
         tokens[f"{name}_token"] = token
     tokens |= named
     if "eos_token" in tokens:  # a batch of texts needs one; padding is masked, so that any token will do

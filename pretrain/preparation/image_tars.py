@@ -304,8 +304,11 @@ def _label_of(bodies: dict[str, bytes], where: str, config: InputConfig) -> str 
                 label = parse_json(label)
                 label = label.get(field) if isinstance(label, dict) else label
         except ValueError as error:
-            fix = "write it as JSON, in UTF-8" if kind == "json" else "write it as UTF-8"
-            raise DataError(f".{kind}: {error}", where=where, fix=fix) from None
+            raise DataError(
+                f".{kind}: {error}",
+                where=where,
+                fix="write it as JSON, in UTF-8" if kind == "json" else "write it as UTF-8",
+            ) from None
         if label is None:
             continue
         if type(label) not in (str, int) or not 0 < len(str(label)) <= MAX_LABEL_CHARS:

@@ -99,15 +99,15 @@ def prepare_images(
     files = list_images(config)
     is_tars = files[0].format == WEBDATASET
     captioned = files[0].pair is not None or (is_tars and config.differs("tokenizer"))
-    tokenizer = None
+    source = None
     if captioned:
-        config, tokenizer = settle_tokenizer(config)
+        config, source = settle_tokenizer(config)
     labels = None if is_tars or captioned else _labels_of(config, files)
     part_bytes = config.part_bytes or plan_part_bytes(files)
     folder = Path(config.output)
     job = ShardJob(folder, plan_parts(files, part_bytes))
     pool = WorkerPool(folder, progress, processes, share)
-    identity = identity_of(config, tokenizer) | {"part_bytes": part_bytes}
+    identity = identity_of(config, source) | {"part_bytes": part_bytes}
 
     def build() -> DataIndex | None:
         start: Start
@@ -125,7 +125,7 @@ def prepare_images(
             ordered = [records[part.number] for part in job.parts]
             merge_bad(ordered, limit_of(config, job.num_bytes))
             if captioned:
-                return _write_captions_index(job, config, tokenizer.content if tokenizer else None, ordered)
+                return _write_captions_index(job, config, source.content if source else None, ordered)
             return _write_index(job, config, labels, ordered)
 
     return fill_folder(folder, share, identity, files, processes, build)
@@ -178,8 +178,11 @@ def _sort_files(config: PrepareConfig) -> tuple[dict[str, int], dict[str, InputF
                 rest.append(path)
     if images and tars:
         both = f"{plural(len(images), 'image')} beside {plural(len(tars), 'tar')}"
-        what = f"{both}, which are read in other ways"
-        raise DataError(what, where=min(images), fix="give folders of classes or tars, not both")
+        raise DataError(
+            f"{both}, which are read in other ways",
+            where=min(images),
+            fix="give folders of classes or tars, not both",
+        )
     if not images and not tars:
         raise _no_images(config)
     return images, tars, rest

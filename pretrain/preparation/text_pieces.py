@@ -250,13 +250,13 @@ class Assembler:
             tokens, offsets = self._encoder.encode_placed(texts)
             begin = len(self._begin)
             both = begin + len(self._end)
-            for piece, spans, num_tokens in zip(pieces, offsets, tokens.lengths, strict=True):
-                first = first_tokens(piece.labels, spans)
+            for piece, part, num_tokens in zip(pieces, offsets, tokens.lengths, strict=True):
+                first = first_tokens(piece.labels, part)
                 # A word that the tokenizer left nothing of has its place behind the document.
                 places.append(first + np.where(first < num_tokens, begin, both))
         elif self._layout.most_mark:
             tokens, offsets = self._encoder.encode_placed(texts)
-            places = [self._mark(piece, spans) for piece, spans in zip(pieces, offsets, strict=True)]
+            places = [self._mark(piece, part) for piece, part in zip(pieces, offsets, strict=True)]
         else:
             markers = [number for number, piece in enumerate(pieces) if piece.is_marker and piece.spans is None]
             arrays = {

@@ -111,8 +111,10 @@ def widen(model: ModelConfig, width: int, *, grows_heads: bool) -> ModelConfig:
     total = stack.heads * stack.per_head_width * width
     unit = stack.width * (stack.heads if grows_heads else stack.per_head_width)
     if total % unit:
-        what = f"--widths: {width} is no whole number of heads like those of the model (width {stack.width})"
-        raise ConfigError(what, fix=f"use multiples of {unit // np.gcd(unit, total // width)}")
+        raise ConfigError(
+            f"--widths: {width} is no whole number of heads like those of the model (width {stack.width})",
+            fix=f"use multiples of {unit // np.gcd(unit, total // width)}",
+        )
     heads = stack.heads if grows_heads else total // unit
     kv_heads = max(1, stack.num_kv_heads * heads // stack.heads)
     kv_heads = next(number for number in range(kv_heads, 0, -1) if heads % number == 0)

@@ -203,8 +203,11 @@ def _check_sizes(
             fix=f"raise it, or lower {option} or --smallest",
         )
     if budgets[-1] >= request.budget:
-        what = f"{request.budget:.3g} FLOPs are not above the {budgets[-1]:.3g} of the largest run of the ladder"
-        raise ConfigError(what, where="--budget", fix=f"raise it, or lower {option} or --largest")
+        raise ConfigError(
+            f"{request.budget:.3g} FLOPs are not above the {budgets[-1]:.3g} of the largest run of the ladder",
+            where="--budget",
+            fix=f"raise it, or lower {option} or --largest",
+        )
     same = next((width for width, after in pairwise(widths) if width == after), None)
     if same is not None:
         step = width_step(planner.reference)
@@ -231,8 +234,11 @@ def describe_run(config: RunConfig, vocab_size: int | None, stored: StoredData |
     if supply.problem:
         raise ConfigError(supply.problem, where=name)
     if supply.epochs is not None and supply.epochs > MAX_EPOCHS:
-        what = f"reads its data {supply.epochs:.1f} times; beyond {MAX_EPOCHS:g} the law does not hold"
-        raise ConfigError(what, where=name, fix="prepare more text, or lower --budget or tokens_per_parameter")
+        raise ConfigError(
+            f"reads its data {supply.epochs:.1f} times; beyond {MAX_EPOCHS:g} the law does not hold",
+            where=name,
+            fix="prepare more text, or lower --budget or tokens_per_parameter",
+        )
     stack = config.model.last_stack
     return LadderRun(
         name=name,

@@ -217,13 +217,17 @@ _MORE = "finish others: pretrain scale run LADDER; after divergence plan lower r
 def check_points(points: Sequence[LossPoint]) -> None:
     """Checks that runs can tell a law. Raises: DataError: Too few, or on one line."""
     if len(points) < MIN_RUNS:
-        what = f"{len(points)} finished runs are too few for a law of five values, at least {MIN_RUNS} are needed"
-        raise DataError(what, fix=_MORE)
+        raise DataError(
+            f"{len(points)} finished runs are too few for a law of five values, at least {MIN_RUNS} are needed",
+            fix=_MORE,
+        )
     sizes = np.log([[point.parameters, point.tokens] for point in points])
     spreads = np.linalg.svd(sizes - sizes.mean(0), compute_uv=False) / math.sqrt(len(points))
     if spreads.min() < _MIN_SPREAD:
-        what = "the finished runs are on one line, where the effects of parameters and of tokens cannot be separated"
-        raise DataError(what, fix=_MORE)
+        raise DataError(
+            "the finished runs are on one line, where the effects of parameters and of tokens cannot be separated",
+            fix=_MORE,
+        )
 
 
 def _beside(points: Sequence[LossPoint], line: float) -> np.ndarray:
@@ -338,4 +342,4 @@ def _fit_lines(flops: np.ndarray, losses: np.ndarray, gammas: np.ndarray) -> lis
         off = np.abs((slopes @ values)[:, :, 0] - 1)
         weights = 1 / np.maximum(off / HUBER_DELTA, 1)
     ks = values[:, 1, 0] * middle**gammas
-    return [LineLaw(*map(float, values_of_fit)) for values_of_fit in zip(values[:, 0, 0], ks, gammas, strict=True)]
+    return [LineLaw(*map(float, fit)) for fit in zip(values[:, 0, 0], ks, gammas, strict=True)]

@@ -237,8 +237,11 @@ def score(prediction: dict[str, Any], folder: Path) -> PredictionScore:
     near = [run for run in runs if _is_same(run, point)]
     if not near:
         sizes = "; ".join(f"{run.name} N={run.parameters:.4g} D={run.tokens:,}" for run in runs)
-        what = f"no run of its size was predicted: N={point.parameters:.4g} D={point.tokens:,}, not {sizes}"
-        raise DataError(what, where=str(folder), fix="give the large run of this ladder")
+        raise DataError(
+            f"no run of its size was predicted: N={point.parameters:.4g} D={point.tokens:,}, not {sizes}",
+            where=str(folder),
+            fix="give the large run of this ladder",
+        )
     began = str(RunDir(folder).read_record()["created"])
     return PredictionScore(
         run=point.name,

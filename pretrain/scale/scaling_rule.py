@@ -187,9 +187,11 @@ def scale_run(
     global_tokens = rows * reference.batch.seq_len
     steps = round(tokens / global_tokens)
     if steps < MIN_STEPS:
-        what = f"{steps} steps of {global_tokens} tokens are too few to learn from, at least {MIN_STEPS} are needed"
-        fix = "lower batch.global_tokens, or raise --smallest and --budget"
-        raise ConfigError(what, where=run["name"], fix=fix)
+        raise ConfigError(
+            f"{steps} steps of {global_tokens} tokens are too few to learn from, at least {MIN_STEPS} are needed",
+            where=run["name"],
+            fix="lower batch.global_tokens, or raise --smallest and --budget",
+        )
     values = reference.model_dump(mode="json", by_alias=True)
     optim = values["optim"]
     if not has_transfer(reference.optim):

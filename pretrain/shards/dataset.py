@@ -75,12 +75,18 @@ def open_dataset(config: DataConfig, folder_of: Callable[[str], Path] = Path) ->
             other = str(getattr(source.index, what))
             if mine != other:
                 both = f"{what} of {source.name!r} is {other[:12]}, that of {first.name!r} is {mine[:12]}"
-                fix = "prepare all sources with one tokenizer and its options"
-                raise DataError(f"data.mixture: {both}", where=where, fix=fix)
+                raise DataError(
+                    f"data.mixture: {both}",
+                    where=where,
+                    fix="prepare all sources with one tokenizer and its options",
+                )
         if source.index.labels != first.index.labels:
             both = f"the labels of {source.name!r} are not those of {first.name!r}, in their order"
-            fix = "prepare all sources with one list of labels"
-            raise DataError(f"data.mixture: {both}", where=where, fix=fix)
+            raise DataError(
+                f"data.mixture: {both}",
+                where=where,
+                fix="prepare all sources with one list of labels",
+            )
     return Dataset(tuple(sources))
 
 

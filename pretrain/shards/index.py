@@ -243,8 +243,11 @@ def load_index(folder: Path) -> DataIndex:
         if version == INDEX_VERSION:
             return _checked(_INDEX.validate_python(raw))
     except ValueError as error:
-        what = _describe(error) if isinstance(error, ValidationError) else str(error)
-        raise DataError(what, where=str(path), fix=_REBUILD) from None
+        raise DataError(
+            _describe(error) if isinstance(error, ValidationError) else str(error),
+            where=str(path),
+            fix=_REBUILD,
+        ) from None
     if version > INDEX_VERSION:
         what = f"newer than {INDEX_VERSION}, the newest this release reads"
         fix = "upgrade pretrain"

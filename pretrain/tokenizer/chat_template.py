@@ -136,8 +136,9 @@ class ChatTemplate:
             return
         plain = self._conversation(messages, tools, marks_spelled=False)
         if _SPELLING.sub("", one.raw) != plain.whole(generation_prompt=generation_prompt):
-            what = "a message spells a special token, at which the chat template divides it"
-            raise ChatTemplateError(what)
+            raise ChatTemplateError(
+                "a message spells a special token, at which the chat template divides it",
+            )
 
 
 def _prepare_message(message: Message, special: re.Pattern[str] | None) -> dict[str, Any]:

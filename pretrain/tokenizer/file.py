@@ -194,8 +194,11 @@ def fit_start(content: bytes, begins: bool, where: str) -> bytes:
     if begins:
         bos = special_tokens_of(tokenizer).bos
         if bos is None:
-            what = f"tokenizer.begin=true: the tokenizer has no start token, such as {', '.join(KNOWN_BOS[:3])}"
-            raise ConfigError(what, where=where, fix="name one in tokenizer.special_tokens, or leave begin out")
+            raise ConfigError(
+                f"tokenizer.begin=true: the tokenizer has no start token, such as {', '.join(KNOWN_BOS[:3])}",
+                where=where,
+                fix="name one in tokenizer.special_tokens, or leave begin out",
+            )
         name = tokenizer.id_to_token(bos)
         pair = [name, "$A", f"{name}:1", "$B:1"]
         tokenizer.post_processor = processors.TemplateProcessing([name, "$A"], pair, [(name, bos)])
@@ -279,8 +282,11 @@ def resolve_template(template: Template, given: GivenTokenizer, where: str) -> d
             what = "template=tokenizer: a file of a tokenizer has no chat template"
         elif Path(where, _OF_PROCESSOR).is_file():
             what = f"{what}: {_OF_PROCESSOR} is read by processors alone"
-        fix = "give the folder of a model that chats, a .jinja file, chatml, or a text for each role"
-        raise ConfigError(what, where=where, fix=fix)
+        raise ConfigError(
+            what,
+            where=where,
+            fix="give the folder of a model that chats, a .jinja file, chatml, or a text for each role",
+        )
     elif isinstance(theirs.chat_template, str):
         texts[JINJA_KEY] = theirs.chat_template
     elif "default" not in theirs.chat_template:

@@ -71,11 +71,11 @@ def find_difference(ours: Tokenizer, theirs: Any) -> EncodingDifference | None:
     `theirs` is of transformers or of `tokenizers`. Compared are the numbers of all tokens, then
     texts with and without the tokens that begin and end them.
     """
-    mine, vocabulary = ours.get_vocab(), theirs.get_vocab()
-    if mine != vocabulary:
-        differing = {name for name, _ in mine.items() ^ vocabulary.items()}
-        name = min(differing, key=lambda one: (vocabulary.get(one, mine.get(one, 0)), one))
-        return EncodingDifference(name, str(mine.get(name, "none")), str(vocabulary.get(name, "none")))
+    mine, their = ours.get_vocab(), theirs.get_vocab()
+    if mine != their:
+        differing = {name for name, _ in mine.items() ^ their.items()}
+        name = min(differing, key=lambda one: (their.get(one, mine.get(one, 0)), one))
+        return EncodingDifference(name, str(mine.get(name, "none")), str(their.get(name, "none")))
     difference = compare_texts(ours, theirs, probe_texts(ours))
     return difference or compare_texts(ours, theirs, ("", "a b"), whole=True)
 
@@ -137,20 +137,20 @@ def read_released(folder: Path) -> ReleasedTokenizer:
     if content is not None and not any(_glob(folder, (*SETTINGS_FILES, "config.json"))):
         return ReleasedTokenizer(content, None)
     theirs = load_released(folder, own_code=content is not None)
-    difference = None if content is None else find_difference(_parse(content, file), theirs)
-    if content is not None and difference is None:
+    other = None if content is None else find_difference(_parse(content, file), theirs)
+    if content is not None and other is None:
         return ReleasedTokenizer(content, theirs)
     backend = getattr(theirs, "backend_tokenizer", None)
     if backend is None:
-        also = "" if difference is None else f", and {_say(difference, FILE, 'transformers')}"
+        also = "" if other is None else f", and {_say(other, FILE, 'transformers')}"
         reason = f"its tokenizer, {type(theirs).__name__}, cannot be made one of `tokenizers`{also}"
         return ReleasedTokenizer(None, theirs, reason)
-    if difference is not None:
-        _log.warning("%s: %s; the latter is used", folder, _say(difference, FILE, "AutoTokenizer"))
+    if other is not None:
+        _log.warning("%s: %s; the latter is used", folder, _say(other, FILE, "AutoTokenizer"))
     content = (backend.to_str(pretty=True) + "\n").encode()
-    if (difference := find_difference(_parse(content, folder), theirs)) is not None:
+    if (other := find_difference(_parse(content, folder), theirs)) is not None:
         return ReleasedTokenizer(
-            None, theirs, f"no {FILE} encodes as transformers: {_say(difference, 'it', 'transformers')}"
+            None, theirs, f"no {FILE} encodes as transformers: {_say(other, 'it', 'transformers')}"
         )
     return ReleasedTokenizer(content, theirs)
 
@@ -255,8 +255,11 @@ def _glob(folder: Path, patterns: Iterable[str]) -> list[Path]:
         size = path.stat().st_size if path.is_file() else -1
         if not 0 <= size <= MAX_TOKENIZER_BYTES:
             too_large = f"larger than {MAX_TOKENIZER_BYTES:,} bytes"
-            what = "not a regular file" if size < 0 else too_large
-            raise DataError(what, where=str(path), fix="give the folder of a tokenizer")
+            raise DataError(
+                "not a regular file" if size < 0 else too_large,
+                where=str(path),
+                fix="give the folder of a tokenizer",
+            )
     return paths
 
 

@@ -24,8 +24,10 @@ _NAME = re.compile(r"step-([0-9]{8,})\.png")
 def check_format(path: Path) -> str:
     """Returns the format of a picture by its suffix. Raises: ConfigError."""
     if path.suffix.lower() not in FORMATS:
-        what = f"--output {path.name}: no picture format is called {path.suffix!r}"
-        raise ConfigError(what, fix=f"use {', '.join(FORMATS)}")
+        raise ConfigError(
+            f"--output {path.name}: no picture format is called {path.suffix!r}",
+            fix=f"use {', '.join(FORMATS)}",
+        )
     return FORMATS[path.suffix.lower()]
 
 

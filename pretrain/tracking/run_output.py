@@ -150,8 +150,10 @@ def check_trackers(config: TrackingConfig) -> list[str]:
     for key in needed:
         package = TRACKERS[key].package
         if find_spec(package) is None:
-            what = f"tracking.{key} needs the package {package}, which is not installed"
-            raise LaunchError(what, fix=f"remove tracking.{key}, or {install_fix(package)}")
+            raise LaunchError(
+                f"tracking.{key} needs the package {package}, which is not installed",
+                fix=f"remove tracking.{key}, or {install_fix(package)}",
+            )
     return needed
 
 

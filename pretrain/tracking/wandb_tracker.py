@@ -63,8 +63,10 @@ def check_fork(wanted: Literal["auto", "online", "offline", "off"]) -> None:
     """Refuses `tracking.wandb_fork` where wandb cannot fork. Raises: ConfigError."""
     if choose_mode(wanted) != "online":
         why = "its server copies the history, an offline run has none to copy"
-        fix = "set WANDB_API_KEY and tracking.wandb=online, or tracking.wandb_fork=false"
-        raise ConfigError(f"tracking.wandb_fork needs wandb online: {why}", fix=fix)
+        raise ConfigError(
+            f"tracking.wandb_fork needs wandb online: {why}",
+            fix="set WANDB_API_KEY and tracking.wandb=online, or tracking.wandb_fork=false",
+        )
 
 
 class Point(NamedTuple):

@@ -358,8 +358,8 @@ def remove_tree(path: Path) -> None:
 
 def _remove_tree(path: Path) -> None:
     with os.scandir(path) as entries:
-        content = sorted((Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in entries)
-    for entry, is_folder in content:
+        inside = sorted((Path(entry.path), entry.is_dir(follow_symlinks=False)) for entry in entries)
+    for entry, is_folder in inside:
         if is_folder:
             _remove_tree(entry)
         else:

@@ -77,15 +77,24 @@ def _check(exported: Exported) -> None:
     scale = stack.per_head_width**-0.5
     if exported.config.shape == "decoder" and abs((stack.score_scale or scale) / scale - 1) > 1e-6:
         key = f"decoder.score_factor={stack.score_scale}"
-        what = f"{key}: CTranslate2 divides scores by the root of head_width"
-        raise ConfigError(what, where="model", fix="export to hf")
+        raise ConfigError(
+            f"{key}: CTranslate2 divides scores by the root of head_width",
+            where="model",
+            fix="export to hf",
+        )
     has_own_width = stack.per_head_width * stack.heads != stack.width
     if exported.model_type in ("llama", "qwen2") and has_own_width:
-        what = f"decoder.head_width={stack.head_width}: CTranslate2 computes width / heads"
-        raise ConfigError(what, where="model", fix="export to hf")
+        raise ConfigError(
+            f"decoder.head_width={stack.head_width}: CTranslate2 computes width / heads",
+            where="model",
+            fix="export to hf",
+        )
     if not exported.files:
-        what = "CTranslate2 names tokens by a tokenizer, and there is none"
-        raise ConfigError(what, where="tokenizer", fix="export to hf")
+        raise ConfigError(
+            "CTranslate2 names tokens by a tokenizer, and there is none",
+            where="tokenizer",
+            fix="export to hf",
+        )
 
 
 def _load(exported: Exported) -> tuple[Any, Any]:
@@ -100,8 +109,11 @@ def _load(exported: Exported) -> tuple[Any, Any]:
     tokenizer = transformers.AutoTokenizer.from_pretrained(exported.folder, local_files_only=True)
     assert config.vocab_size is not None
     if len(tokenizer) > config.vocab_size and _LAYOUTS[exported.model_type].loader != "Bart":  # which cuts it
-        what = f"it has {len(tokenizer)} tokens, and the model {config.vocab_size}"
-        raise ConfigError(what, where="tokenizer", fix="export to hf")
+        raise ConfigError(
+            f"it has {len(tokenizer)} tokens, and the model {config.vocab_size}",
+            where="tokenizer",
+            fix="export to hf",
+        )
     tokenizer.add_tokens([f"<unused_{number}>" for number in range(len(tokenizer), config.vocab_size)])
     return model, tokenizer
 

@@ -166,8 +166,11 @@ def _check(exported: Exported) -> None:
         and stack.per_head_width * stack.heads != stack.width,
     }
     if reasons := [reason for reason, is_so in wrong.items() if is_so]:
-        what = f"{reasons[0]}: llama.cpp has another value built into a {kind}"
-        raise ConfigError(what, where="model", fix="export to hf")
+        raise ConfigError(
+            f"{reasons[0]}: llama.cpp has another value built into a {kind}",
+            where="model",
+            fix="export to hf",
+        )
     assert config.vocab_size is not None
     special, checks = config.special_tokens, exported.checks
     read_vocabulary(exported.files, special, config.vocab_size, checks=checks)

@@ -103,8 +103,10 @@ def _check_bytes(content: dict[str, Any], checks: bool) -> None:
     if normalizer is not None and (checks or normalizer["type"] != "NFC"):
         same = "; --no-check exports it, and texts in NFC have the same tokens"
         is_nfc = normalizer["type"] == "NFC"
-        what = f"it normalizes texts ({normalizer['type']})"
-        raise _refused(what, f"export to hf{same if is_nfc else ''}")
+        raise _refused(
+            f"it normalizes texts ({normalizer['type']})",
+            f"export to hf{same if is_nfc else ''}",
+        )
     if missing := set(pre_tokenizers.ByteLevel.alphabet()) - model["vocab"].keys():
         raise _refused(f"its vocabulary lacks {len(missing)} of the 256 bytes")
 
@@ -185,8 +187,9 @@ def _find_ends(tokenizer: Tokenizer) -> tuple[list[int], list[int]]:
     place = next(n for n in range(len(whole)) if whole[n : n + len(plain)] == plain)
     first, last = whole[:place], whole[place + len(plain) :]
     if len(first) > 1 or len(last) > 1:
-        what = f"post_processor puts {len(first)} tokens before a text and {len(last)} after it"
-        raise _refused(what)
+        raise _refused(
+            f"post_processor puts {len(first)} tokens before a text and {len(last)} after it",
+        )
     return first, last
 
 
@@ -224,8 +227,9 @@ def read_vocabulary(
     first, last = _find_ends(Tokenizer.from_buffer(files[_FILE]))
     bos = first[0] if first else special.bos
     if last and last[0] != special.eos:
-        what = f"post_processor ends a text with {last[0]}, and special_tokens.eos is {special.eos}"
-        raise _refused(what)
+        raise _refused(
+            f"post_processor ends a text with {last[0]}, and special_tokens.eos is {special.eos}",
+        )
     keys = {
         **(_of_sentences(content, listed) if of_sentences else _of_bytes(content)),
         "ggml.tokens": [text for text, _ in listed],

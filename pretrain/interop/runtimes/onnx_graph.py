@@ -213,8 +213,11 @@ def _convert(exported: Exported, folder: Path) -> None:
                 before = folder / graph.file
     except torch.onnx.errors.OnnxExporterError as error:
         reason = str(error).splitlines()[0]
-        what = f"torch.onnx cannot translate a {exported.model_type}: {reason}"
-        raise ConfigError(what, where="model", fix="export to hf") from None
+        raise ConfigError(
+            f"torch.onnx cannot translate a {exported.model_type}: {reason}",
+            where="model",
+            fix="export to hf",
+        ) from None
 
 
 def _scores(folder: Path, config: ModelConfig, tokens_BT: Tensor) -> Tensor:

@@ -80,11 +80,12 @@ class Runtime:
     def require(self, extra: str, dtype: str) -> None:
         """Checks packages and dtype. Raises: LaunchError, naming what is missing; ConfigError."""
         if missing := [name for name in self.packages if find_spec(name) is None]:
-            what = f"--to {extra} needs {', '.join(missing)}"
-            raise LaunchError(what, fix=install_fix(extra))
+            raise LaunchError(f"--to {extra} needs {', '.join(missing)}", fix=install_fix(extra))
         if dtype not in self.dtypes:
-            what = f"dtype={dtype!r} is not exported for {self.name}"
-            raise ConfigError(what, fix=f"use {' or '.join(self.dtypes)}")
+            raise ConfigError(
+                f"dtype={dtype!r} is not exported for {self.name}",
+                fix=f"use {' or '.join(self.dtypes)}",
+            )
 
     def check_model(self, config: ModelConfig, family: Family) -> None:
         """Checks that the program computes a model exactly. Raises: ConfigError, naming the key."""
@@ -92,11 +93,17 @@ class Runtime:
         rules = self.families.get(family.model_type)
         if rules is None:
             families = ", ".join(sorted(self.families))
-            what = f"{family.model_type} is not exported for {self.name}, only {families}"
-            raise ConfigError(what, where="model", fix=fix)
+            raise ConfigError(
+                f"{family.model_type} is not exported for {self.name}, only {families}",
+                where="model",
+                fix=fix,
+            )
         values = facts(config)
         for key, allowed in rules.items():
             if (value := values.get(key)) not in allowed:
                 only = " or ".join("null" if one is None else str(one) for one in allowed)
-                what = f"{key}={value}: {self.name} computes {only} in a {family.model_type}"
-                raise ConfigError(what, where="model", fix=fix)
+                raise ConfigError(
+                    f"{key}={value}: {self.name} computes {only} in a {family.model_type}",
+                    where="model",
+                    fix=fix,
+                )

@@ -100,10 +100,10 @@ def _plan(options: ConvertOptions) -> ConvertJob:
             f"from={options.kind!r} is not a format of tokens",
             fix=f"use one of {', '.join(FORMATS)}",
         )
-    tokenizer_given = read_given(TokenizerConfig(kind="given", path=options.tokenizer))
-    content = tokenizer_given.content
+    source = read_given(TokenizerConfig(kind="given", path=options.tokenizer))
+    content = source.content
     tokenizer = parse_tokenizer(content, options.tokenizer)
-    read = ReadOptions(vocabulary_size(tokenizer), eos_id(tokenizer, tokenizer_given.eos), options.dtype)
+    read = ReadOptions(vocabulary_size(tokenizer), eos_id(tokenizer, source.eos), options.dtype)
     opened_files = FORMATS[options.kind](options.source, read)
     files = {opened.file.path: opened for opened in opened_files}
     stored = [opened.file for opened in opened_files]

@@ -92,8 +92,11 @@ def _name_input(number: int, config: InputConfig) -> Iterator[InputFile]:
         yield from _list_input(number, config)
     except (DataError, LaunchError) as error:
         or_not = f", or leave out this input, of split: {config.split}" if config.split is not None else ""
-        fix = error.fix.replace("inputs.N.path of a config)", f"inputs.{number}.path of a config){or_not}")
-        raise type(error)(error.what, where=error.where, fix=fix) from None
+        raise type(error)(
+            error.what,
+            where=error.where,
+            fix=error.fix.replace("inputs.N.path of a config)", f"inputs.{number}.path of a config){or_not}"),
+        ) from None
 
 
 def _list_input(number: int, config: InputConfig) -> Iterator[InputFile]:

@@ -50,10 +50,9 @@ def build_record(record: Mapping[str, Any], config: InputConfig, consumed_bytes:
         names = [*prompts, response_field, _HISTORY]
         prompt = _join_prompt(record, prompts)
         if config.prompt_field == _INSTRUCTION and record.get(OPTIONAL_INPUT):
-            fix = f"use prompt_field=[{_INSTRUCTION}, {OPTIONAL_INPUT}], or [{_INSTRUCTION}] to leave it out"
             raise RecordError(
                 f"field {OPTIONAL_INPUT!r} belongs to the instruction, and prompt_field does not name it",
-                fix,
+                f"use prompt_field=[{_INSTRUCTION}, {OPTIONAL_INPUT}], or [{_INSTRUCTION}] to leave it out",
             )
         response, _ = text_of(record, response_field, "response_field")
         turns = [*_earlier_turns(record), ("user", prompt), (TARGET_ROLE, response)]
@@ -195,8 +194,10 @@ def _render(found: Messages, template: ChatTemplate, tools: Any, consumed_bytes:
     try:
         parts = template.segments(found.messages, tools, found.silent)
     except ChatTemplateError as error:
-        fix = "correct the record, or mark the assistant's turns in a copy of the template by {% generation %}"
-        raise RecordError(str(error), fix) from None
+        raise RecordError(
+            str(error),
+            "correct the record, or mark the assistant's turns in a copy of the template by {% generation %}",
+        ) from None
     text = "".join(part.text for part in parts)
     for turn, is_own in enumerate(weights):
         words = _last_words(found.messages[turn].get("content"))

@@ -131,8 +131,10 @@ class _JsonText:
         """Parses the next object and skips it; returns its first line, and it or its error."""
         if self.peek() != "{":
             # Other values might be cut short and still be JSON, as numbers are; no object is.
-            what = "not a JSON object" if self.peek() else "not JSON: the file ends early"
-            raise self.error(what, 'write a list of records such as {"text": "..."}')
+            raise self.error(
+                "not a JSON object" if self.peek() else "not JSON: the file ends early",
+                'write a list of records such as {"text": "..."}',
+            )
         line = self._line
         while True:
             end = len(self._text)

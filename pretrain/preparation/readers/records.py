@@ -294,8 +294,10 @@ def _first_answer(record: Mapping[str, Any], name: str) -> tuple[str, int]:
     text = next(iter(texts), None)
     start = next(iter(starts), None)
     if not isinstance(text, str) or not text.strip() or type(start) is not int or start < 0:
-        what = f"field {name!r} begins with text {str(text)[:40]!r} and answer_start {str(start)[:20]!r}"
-        raise RecordError(what, "give a text and its first character, or for no answer empty lists")
+        raise RecordError(
+            f"field {name!r} begins with text {str(text)[:40]!r} and answer_start {str(start)[:20]!r}",
+            "give a text and its first character, or for no answer empty lists",
+        )
     return text, start
 
 
