@@ -43,20 +43,7 @@ def average_checkpoints(paths: Sequence[Path], last: int | None, out: Path) -> A
     """
     chosen = _open_chosen(paths, last)
     chosen.sort(key=lambda source: _step(source) or 0)
-    if adapters := next((source for source in chosen if source.merged is not None), None):
-        export = f"pretrain export {adapters.path} OUT, then pretrain import OUT MODEL"
-        raise ConfigError(
-            "cannot average LoRA adapters",
-            where=str(adapters.path),
-            fix=f"make models of them first: {export}",
-        )
-    paths = [source.path.resolve() for source in chosen]
-    if twice := next((path for path in paths if paths.count(path) > 1), None):
-        raise ConfigError(
-            "the same checkpoint was named twice",
-            where=str(twice),
-            fix="name it once",
-        )
+    _check_sources(chosen)
     files = _check_alike(chosen)
     reader = MeanReader([source.checkpoint for source in chosen if source.checkpoint is not None])
     steps = [_step(source) for source in chosen]
@@ -116,6 +103,23 @@ def _choose(paths: Sequence[Path], last: int | None) -> list[Path]:
             fix=f"lower --last, or train with checkpoint.keep={last}" if checkpoints else "check the path",
         )
     return [path / EMA if averaged else path for path in checkpoints[-last:]]
+
+
+def _check_sources(chosen: Sequence[ModelSource]) -> None:
+    """Raises ConfigError for adapters, and for a checkpoint that is named twice."""
+    paths: set[Path] = set()
+    for source in chosen:
+        if source.merged is not None:
+            export = f"pretrain export {source.path} OUT, then pretrain import OUT MODEL"
+            raise ConfigError(
+                "cannot average LoRA adapters",
+                where=str(source.path),
+                fix=f"make models of them first: {export}",
+            )
+        path = source.path.resolve()
+        if path in paths:
+            raise ConfigError("the same checkpoint was named twice", where=str(path), fix="name it once")
+        paths.add(path)
 
 
 def _check_alike(chosen: Sequence[ModelSource]) -> list[tuple[str, bytes]]:

@@ -15,8 +15,9 @@ for each module of Hugging Face that the layer is made of:
 A row range of B times A is that row range of the product: the split is exact.
 """
 
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from pretrain.artifact.quantized import QuantizedLinear
 from pretrain.artifact.source import (
     MAGNITUDE_SUFFIX,
     TOKENIZER_FOLDER,
+    MergedModel,
     ModelSource,
     is_adapter,
     name_without_adapter,
@@ -36,7 +38,7 @@ from pretrain.config.finetune import FinetuneConfig, check_patterns, matches
 from pretrain.config.load import load_config
 from pretrain.config.model import ModelConfig
 from pretrain.errors import ConfigError, DataError, LaunchError, install_fix
-from pretrain.families.family import Family
+from pretrain.families.family import Family, Weight
 from pretrain.interop.choose import choose_family
 from pretrain.interop.release_files import CARD
 from pretrain.model.build import seeded_by_name
@@ -58,22 +60,7 @@ def add_adapters(model: nn.Module, config: FinetuneConfig) -> list[str]:
         ConfigError: A pattern matches no linear layer of a block, or the rank is more than that of every layer.
         LaunchError: peft is missing.
     """
-    modules = {name: part for name, part in model.named_modules() if ".blocks." in name}
-    linear = [name for name, part in modules.items() if type(part) is nn.Linear]
-    for pattern in config.targets:
-        if not any(matches(name, [pattern]) for name in linear):
-            kinds = sorted({name.split(".blocks.")[1].partition(".")[2] for name in linear})
-            raise ConfigError(
-                f"finetune.targets: {pattern!r} is no linear layer of a block",
-                fix=f"use *.{' or *.'.join(kinds)}, or '*' for all",
-            )
-    layers = [name for name in linear if matches(name, config.targets)]
-    full_rank = max(min(modules[name].weight.shape) for name in layers)
-    if config.rank > full_rank:
-        raise ConfigError(
-            f"finetune.rank={config.rank} is more than the rank of any layer, {full_rank} at most",
-            fix="lower it: 8 to 64 are usual",
-        )
+    layers = _adapted_layers(model, config)
     try:
         from peft import LoraConfig, inject_adapter_in_model
     except ImportError as error:
@@ -97,6 +84,27 @@ def add_adapters(model: nn.Module, config: FinetuneConfig) -> list[str]:
         for part in model.modules():
             if isinstance(part, Stack):
                 part.draws_noise = True
+    return layers
+
+
+def _adapted_layers(model: nn.Module, config: FinetuneConfig) -> list[str]:
+    """Returns the names of the layers of `config.targets`. Raises: ConfigError."""
+    modules = {name: part for name, part in model.named_modules() if ".blocks." in name}
+    linear = [name for name, part in modules.items() if type(part) is nn.Linear]
+    for pattern in config.targets:
+        if not any(matches(name, [pattern]) for name in linear):
+            kinds = sorted({name.split(".blocks.")[1].partition(".")[2] for name in linear})
+            raise ConfigError(
+                f"finetune.targets: {pattern!r} is no linear layer of a block",
+                fix=f"use *.{' or *.'.join(kinds)}, or '*' for all",
+            )
+    layers = [name for name in linear if matches(name, config.targets)]
+    full_rank = max(min(modules[name].weight.shape) for name in layers)
+    if config.rank > full_rank:
+        raise ConfigError(
+            f"finetune.rank={config.rank} is more than the rank of any layer, {full_rank} at most",
+            fix="lower it: 8 to 64 are usual",
+        )
     return layers
 
 
@@ -134,35 +142,13 @@ def export_adapter(path: Path, out: Path, *, family: str | None = None) -> Expor
     config = described.config
     if merged is None or described.run is None:
         raise ConfigError("has no adapters", where=str(path), fix="leave --adapter out")
-    if merged.replaced or merged.base.num_added:
-        further = ", ".join(merged.replaced) or f"{merged.base.num_added} added tokens"
-        raise ConfigError(
-            f"peft's folder holds adapters alone, and the run has {further} too",
-            where=str(path),
-            fix="leave --adapter out: adapters are merged then",
-        )
+    _check_alone(merged, path)
     assert isinstance(config, ModelConfig)
     chosen = choose_family(config, family)
-    tensors: dict[str, Tensor] = {}
-    modules: list[str] = []
-    # GPT-2 stores weights as [in, out], and peft must know.
-    transposed = False
-    for weight in chosen.weights(config):
-        layer = weight.ours.removesuffix(".weight")
-        if layer not in merged.layers or weight.ours == layer:
-            continue
-        a, b = merged.matrices(layer)
-        magnitude = merged.magnitude(layer)
-        parts = torch.split(b, [rows for _, rows in weight.theirs])
-        for (name, _), part in zip(weight.theirs, parts, strict=True):
-            module = name.removesuffix(".weight")
-            modules.append(module)
-            tensors[f"base_model.model.{module}.lora_A.weight"] = a.clone()
-            tensors[f"base_model.model.{module}.lora_B.weight"] = part.contiguous()
-            if magnitude is not None:
-                norms, magnitude = magnitude.split([len(part), len(magnitude) - len(part)])
-                tensors[f"base_model.model.{module}.lora_magnitude_vector"] = norms.clone()
-        transposed = transposed or weight.transposed
+    adapted = {f"{layer}.weight" for layer in merged.layers}
+    weights = [weight for weight in chosen.weights(config) if weight.ours in adapted]
+    tensors = dict(chain.from_iterable(_their_adapters(merged, weight) for weight in weights))
+    modules = [name.removesuffix(".weight") for weight in weights for name, _ in weight.theirs]
     run = load_config(described.run.config, extensions="ignore")
     start = merged.base.source
     base = str(start.path) if is_release(start.path) else None  # peft can load no other
@@ -175,7 +161,8 @@ def export_adapter(path: Path, out: Path, *, family: str | None = None) -> Expor
         "lora_dropout": run.finetune.dropout,
         "use_dora": run.finetune.dora,
         "target_modules": modules,
-        "fan_in_fan_out": transposed,
+        # GPT-2 stores weights as [in, out], and peft must know.
+        "fan_in_fan_out": any(weight.transposed for weight in weights),
         "bias": "none",
         "inference_mode": True,
     }
@@ -189,6 +176,32 @@ def export_adapter(path: Path, out: Path, *, family: str | None = None) -> Expor
             write_file(folder / name, content)
     count = sum(tensor.numel() for tensor in tensors.values())
     return ExportedAdapter(chosen.model_type, run.finetune.rank, len(modules), count)
+
+
+def _check_alone(merged: MergedModel, path: Path) -> None:
+    if merged.replaced or merged.base.num_added:
+        further = ", ".join(merged.replaced) or f"{merged.base.num_added} added tokens"
+        raise ConfigError(
+            f"peft's folder holds adapters alone, and the run has {further} too",
+            where=str(path),
+            fix="leave --adapter out: adapters are merged then",
+        )
+
+
+def _their_adapters(merged: MergedModel, weight: Weight) -> Iterator[tuple[str, Tensor]]:
+    """Yields the matrices of a layer's adapters by name, for each module that it is made of."""
+    layer = weight.ours.removesuffix(".weight")
+    a, b = merged.matrices(layer)
+    sizes = [rows for _, rows in weight.theirs]
+    parts = torch.split(b, sizes)
+    magnitude = merged.magnitude(layer)
+    norms = [None] * len(parts) if magnitude is None else torch.split(magnitude, sizes)
+    for (name, _), part, norm in zip(weight.theirs, parts, norms, strict=True):
+        module = f"base_model.model.{name.removesuffix('.weight')}"
+        yield f"{module}.lora_A.weight", a.clone()
+        yield f"{module}.lora_B.weight", part.contiguous()
+        if norm is not None:
+            yield f"{module}.lora_magnitude_vector", norm.clone()
 
 
 def _adapter_card(name: str, start: ModelSource, family: Family, architecture: str) -> str:

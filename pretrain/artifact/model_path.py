@@ -171,11 +171,9 @@ def _open_run(reader: WeightReader) -> ModelSource:
             content = fit_start(content, begin is not None, str(run.tokenizer))
         name = "" if begin is None else str(tokenizer.id_to_token(begin))
         chat = None if template is None else to_named(template, name)
-        tokens = template if isinstance(template, dict) and is_jinja(template) else {}
-        tokens = {key: token for key, token in tokens.items() if key.endswith("_token")}
         stack = config.encoder if config.head.record.answers_questions else None
-        has_types = getattr(stack, "token_types", 0) > 1
-        return wrap_tokenizer_json(content, special, config.max_seq_len, chat, tokens, has_types)
+        types = getattr(stack, "token_types", 0) > 1
+        return wrap_tokenizer_json(content, special, config.max_seq_len, chat, _tokens_of(template), types)
 
     # As transformers and servers do, a chat stops at the end of a turn.
     ends_of_turn = codec.ends_of_turn
@@ -184,6 +182,13 @@ def _open_run(reader: WeightReader) -> ModelSource:
     config = config.model_copy(update={"special_tokens": special})
     generation = GenerationDefaults(sees_prompt_whole=sees_whole, eos=tuple(dict.fromkeys(ends)))
     return _describe_run(reader, run, whole, config, lambda: codec, load_tokenizer_files, generation)
+
+
+def _tokens_of(template: Template | None) -> dict[str, str]:
+    """Returns the special tokens that a chat template of transformers reads."""
+    if not isinstance(template, dict) or not is_jinja(template):
+        return {}
+    return {key: token for key, token in template.items() if key.endswith("_token")}
 
 
 def _check_there(run: RunDir, file: Path) -> None:

@@ -27,7 +27,7 @@ _EXCHANGE = ({"role": "user", "content": "a"}, {"role": "assistant", "content": 
 
 
 class PlainCodec:
-    """A `Codec` over a tokenizer of `pretrain prepare`, with the special tokens of the documents in training.
+    """A `Codec` over a tokenizer of `pretrain prepare`, with the special tokens of documents in training.
 
     With `ends_sources` it appends the end-of-document token, as in training of an encoder-decoder.
     `template` is that of the conversations of the training; `eos` ends a document (None: a known

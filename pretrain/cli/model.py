@@ -20,6 +20,7 @@ from pretrain.utils.status_line import status_line
 
 if TYPE_CHECKING:
     from pretrain.artifact.open import Artifact
+    from pretrain.generation.generation_options import Options
 
 _SERVING = ("fastapi", "uvicorn", "openai")
 """Packages that `transformers serve` imports."""
@@ -59,41 +60,40 @@ def generate_command(
     status_line().enter("importing torch")
     from pretrain.artifact.model_path import open_source
     from pretrain.artifact.open import load_artifact
-    from pretrain.generation.chat import ChatCodec, converse
+    from pretrain.generation.chat import ChatCodec
     from pretrain.generation.command import run_generate
     from pretrain.generation.constraints import Codec
     from pretrain.generation.generation_options import Options
-    from pretrain.generation.text import ImageCodec, find_prompts, open_images
+    from pretrain.generation.text import ImageCodec, open_images
     from pretrain.preparation.normalize import build_detokenizer
-    from pretrain.utils.units import plural
 
     search = (beams, length_penalty, early_stopping, n_best)
     repeats = (repetition_penalty, no_repeat_ngram_size)
     stops = None if stop is None else tuple(stop)
     options = Options(max_tokens, temperature, top_k, top_p, *search, *repeats, stops)
-    prompts = iter(_check_alone(image, prompt, file, chat)) if image else find_prompts(prompt or [], file)
+    prompts = _find_prompts(prompt, file, image, chat)
     status_line().enter(f"reading {model}")
     source = open_source(model)
     artifact = load_artifact(source, device)
     status_line().close()
-    _note_stdin([*(prompt or ()), *(image or ())], file, prompts, "--prompt", chat and not as_json)
-    is_conversation = chat and not (prompt or file or as_json)
+    _note_stdin(prompt or image, file, prompts, "--prompt", chat and not as_json)
     if chat and prompts is None:
         prompts = _typed_lines(as_json)
-    if prompts is not None and not image:
-        prompts = iter(artifact.normalized(prompts))
     _note_limits(artifact, max_tokens)
-    codec: Codec | ImageCodec = ChatCodec(artifact.codec) if chat else artifact.codec
+    codec: Codec | ImageCodec = artifact.codec
     if image:
         codec = open_images(artifact.model, artifact.codec, source.run)
-    if isinstance(codec, ChatCodec) and is_conversation:
-        assert prompts is not None
-        converse(artifact.model, codec, artifact.generation, options, prompts, sys.stdout, notes=sys.stderr, seed=seed)
+    elif prompts is not None:
+        prompts = iter(artifact.normalized(prompts))
+    if chat and not (prompt or file or as_json):
+        _converse(artifact, options, prompts, seed)
         return
-    is_joined = artifact.model.encoder is not None and not tokenized
+    finish = None
+    if artifact.model.encoder is not None and not tokenized:
+        finish = build_detokenizer(artifact.normalize)
     num_blank = run_generate(
         artifact.model,
-        codec,
+        ChatCodec(artifact.codec) if chat else codec,
         artifact.generation,
         options,
         prompts,
@@ -101,10 +101,16 @@ def generate_command(
         seed=seed,
         batch_size=batch_size,
         as_json=as_json,
-        finish=build_detokenizer(artifact.normalize) if is_joined else None,
+        finish=finish,
     )
-    if num_blank:
-        print(f"note: {plural(num_blank, 'text')} without a visible character", file=sys.stderr)
+    _note_blank(num_blank)
+
+
+def _note_blank(num_texts: int) -> None:
+    from pretrain.utils.units import plural
+
+    if num_texts:
+        print(f"note: {plural(num_texts, 'text')} without a visible character", file=sys.stderr)
 
 
 def _note_limits(artifact: "Artifact", max_tokens: int | None) -> None:
@@ -118,11 +124,25 @@ def _note_limits(artifact: "Artifact", max_tokens: int | None) -> None:
         print(text, file=sys.stderr)
 
 
-def _check_alone(images: list[str], prompt: list[str] | None, file: str | None, chat: bool) -> list[str]:
-    """Returns the images, which no other prompts go with. Raises: ConfigError."""
+def _find_prompts(
+    prompt: list[str] | None, file: str | None, image: list[str] | None, chat: bool
+) -> Iterator[str] | None:
+    """Returns prompts, or images, which no prompts go with; None: none. Raises: ConfigError."""
+    from pretrain.generation.text import find_prompts
+
+    if not image:
+        return find_prompts(prompt or [], file)
     if prompt or file or chat:
         raise ConfigError("--image goes without --prompt, --file and --chat", fix="leave them out")
-    return images
+    return iter(image)
+
+
+def _converse(artifact: "Artifact", options: "Options", prompts: Iterator[str] | None, seed: int) -> None:
+    from pretrain.generation.chat import ChatCodec, converse
+
+    assert prompts is not None, "they are typed, or piped in"
+    codec = ChatCodec(artifact.codec)
+    converse(artifact.model, codec, artifact.generation, options, prompts, sys.stdout, notes=sys.stderr, seed=seed)
 
 
 def _note_stdin(given: list[str] | None, file: str | None, found: object, option: str, is_chat: bool = False) -> None:

@@ -213,27 +213,16 @@ def _config_of(what: str, overrides: Sequence[str], choice: ReadingOptions) -> R
 def _folder_config(what: str, dataset: Dataset, store: ShardStore, choice: ReadingOptions) -> RunConfig:
     """Returns the config of a run that could read a shard folder."""
     layout = dataset.index.layout
-    usual = objective_of_data(dataset.index.kind)
-    objective = choice.objective or usual
-    needs = OBJECTIVES.get(objective, OBJECTIVES[usual])  # an unknown name is refused with the config
+    kind = objective_of_data(dataset.index.kind)
+    objective = choice.objective or kind
+    usual = OBJECTIVES[kind]
+    needs = OBJECTIVES.get(objective, usual)  # an unknown name is refused with the config
     seq_len = choice.seq_len or DEFAULT_SEQ_LEN
     if layout.images and not layout.captions:
         seq_len = FOLDER_POSITIONS
     if layout.captions and choice.seq_len is None:
         seq_len = longest_caption(store, dataset.index)
-    longest = max(seq_len, choice.source_len or 0)
-    preset: dict[str, Any] = {"preset": PRESET_BY_SHAPE[needs.shapes[0]], "max_seq_len": longest}
-    if layout.has_labels:
-        preset |= {"head": {"kind": OBJECTIVES[usual].head}, "tied_embeddings": False, "pooler": False}
-    if layout.images:
-        preset = CAPTIONS_MODEL | {"max_seq_len": seq_len} if layout.captions else FOLDER_MODEL
-    model: dict[str, Any] = expand_preset(preset)
-    if choice.objective is None and layout.has_source:
-        tokenizer = load_tokenizer(dataset.tokenizer_path)
-        if special_tokens_of(tokenizer).start is None:
-            # A run would be refused, but its data look the same.
-            model["special_tokens"] = {"start": dataset.index.eos_id}
-    values = {
+    values: dict[str, Any] = {
         "run": {"name": "show"},
         "data": {
             "path": what,
@@ -246,15 +235,35 @@ def _folder_config(what: str, dataset: Dataset, store: ShardStore, choice: Readi
             "global_tokens": PADDED_ROWS * seq_len,
             "micro": 1,
         },
-        "model": model,
+        "model": _folder_model(dataset, choice, seq_len, needs.shapes[0], usual.head),
         "objective": {"kind": objective},
-        **({"init": {"from": "-"}} if needs.reference else {}),  # a model that is not read
         "optim": {"lr": 1e-3},
         "train": {"steps": 10**6},
-        **({} if choice.seed is None else {"seed": choice.seed}),
     }
+    if needs.reference:
+        values["init"] = {"from": "-"}  # a model that is not read
+    if choice.seed is not None:
+        values["seed"] = choice.seed
     options = {key: f"--{name.replace('_', '-')}" for name, key in KEY_BY_OPTION.items()}
     return parse_section(RunConfig, LocatedTree(values, options), what)
+
+
+def _folder_model(dataset: Dataset, choice: ReadingOptions, seq_len: int, shape: str, head: str) -> dict[str, Any]:
+    """Returns the section of a model that reads such rows."""
+    layout = dataset.index.layout
+    longest = max(seq_len, choice.source_len or 0)
+    preset: dict[str, Any] = {"preset": PRESET_BY_SHAPE[shape], "max_seq_len": longest}
+    if layout.has_labels:
+        preset |= {"head": {"kind": head}, "tied_embeddings": False, "pooler": False}
+    if layout.images:
+        preset = CAPTIONS_MODEL | {"max_seq_len": seq_len} if layout.captions else FOLDER_MODEL
+    model: dict[str, Any] = expand_preset(preset)
+    if choice.objective is None and layout.has_source:
+        tokenizer = load_tokenizer(dataset.tokenizer_path)
+        if special_tokens_of(tokenizer).start is None:
+            # A run would be refused, but its data look the same.
+            model["special_tokens"] = {"start": dataset.index.eos_id}
+    return model
 
 
 # Rows on a terminal or in a pipe.
@@ -336,17 +345,8 @@ def _headline(shown: RowsReport, place: int, row: ShownRow) -> str:
 def _document_lines(row: ShownRow, number: int, document: ShownDocument, console: Console) -> Iterator[Text]:
     """Yields number and places of a document, then its stretches with their names in the margin."""
     colour = COLOURS[number % len(COLOURS)]
-    facts = []
-    for name, part in (("source ", document.source), ("target ", document.target)):
-        if part is not None:
-            side = name if row.num_source_tokens is not None else ""
-            places = _range("token", part.first, part.num_tokens)
-            facts.append(f"{side}{places}, {_range('position', part.position, part.num_tokens)}")
-    if number == 0 and row.starts_inside:
-        facts.append("began in an earlier row")
-    if document.goes_on:
-        facts.append("continues after this row")
-    for place, line in enumerate(_fit(Text("; ".join(facts), style="dim"), console)):
+    facts = "; ".join(_document_facts(row, number, document))
+    for place, line in enumerate(_fit(Text(facts, style="dim"), console)):
         margin = f"{'' if place else number + 1:<{len(INDENT)}}"
         yield Text.assemble((margin, f"bold {colour}"), line)
     rule = "\u2502" if console.is_terminal else "|"
@@ -359,6 +359,18 @@ def _document_lines(row: ShownRow, number: int, document: ShownDocument, console
         for place, line in enumerate(_fit(flow, console)):
             margin = f"{'' if place else label:>{LABEL_COLUMNS}} {rule} "
             yield Text.assemble((margin, colour), line)
+
+
+def _document_facts(row: ShownRow, number: int, document: ShownDocument) -> Iterator[str]:
+    for name, part in (("source ", document.source), ("target ", document.target)):
+        if part is not None:
+            side = name if row.num_source_tokens is not None else ""
+            places = _range("token", part.first, part.num_tokens)
+            yield f"{side}{places}, {_range('position', part.position, part.num_tokens)}"
+    if number == 0 and row.starts_inside:
+        yield "began in an earlier row"
+    if document.goes_on:
+        yield "continues after this row"
 
 
 def _fit(text: Text, console: Console) -> list[Text]:

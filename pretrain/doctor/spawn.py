@@ -45,8 +45,8 @@ def start_command(arguments: Sequence[str], log: Path, environment: Mapping[str,
     """Starts `pretrain ARGUMENTS`, with stderr in `log`, stdout in a pipe, and without wandb."""
     log.parent.mkdir(parents=True, exist_ok=True)
     # With these variables a rank would look for torchrun's agent.
-    variables = {name: value for name, value in environment.items() if not name.startswith("TORCHELASTIC_")}
-    return _start(["pretrain", *arguments], log, {**variables, "WANDB_MODE": "disabled"}, subprocess.PIPE)
+    rest = {name: value for name, value in environment.items() if not name.startswith("TORCHELASTIC_")}
+    return _start(["pretrain", *arguments], log, {**rest, "WANDB_MODE": "disabled"}, subprocess.PIPE)
 
 
 def end_of(process: subprocess.Popen[bytes], log: Path, within_s: float = WITHIN_S) -> Trial:

@@ -117,8 +117,8 @@ class Drill:
                 return None
             self._note_end(self._complete(KILLED, "to the end", bar))
         run = self._folder.run(KILLED)
-        leftovers = find_temporary(self._folder, run) + find_shared_memory(shared_memory) + find_leases(run)
-        return judge(self._folder, state, leftovers)
+        traces = find_temporary(self._folder, run) + find_shared_memory(shared_memory) + find_leases(run)
+        return judge(self._folder, state, traces)
 
     def _complete(self, name: str, phase: str, bar: Any) -> AttemptOutcome:
         task = bar.add_task(phase, total=self._settings.steps)

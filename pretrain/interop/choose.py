@@ -153,36 +153,44 @@ def _stack_facts(stack: StackConfig) -> dict[str, Any]:
     values = {key: getattr(stack, key) for key in keys}
     values |= _expert_facts(stack)
     values |= {"embedding_width": stack.table_width, "kv_heads": stack.num_kv_heads, "head_width": stack.per_head_width}
-    latent = stack.latent.model_dump() if stack.latent else {}
-    values |= {f"latent.{key}": value for key, value in latent.items()} or {"latent": None}
+    if stack.latent is None:
+        values["latent"] = None
+    else:
+        values |= {f"latent.{key}": value for key, value in stack.latent.model_dump().items()}
     values |= {"qkv_bias": stack.has_qkv_bias, "output_bias": stack.has_output_bias}
     values |= {"norm_bias": stack.has_norm_bias}
     values |= {"score_scale": stack.score_scale or stack.per_head_width**-0.5}
     has_window = [window is not None for window in stack.windows]
     if any(has_window):
         values |= {"window": stack.window, "windows": stack.windows}
-    if stack.position != "rotary":
-        return values
-    values["rope_fraction"] = stack.rope_fraction
+    if stack.position == "rotary":
+        values |= _rotary_facts(stack, has_window)
+    return values
+
+
+_SCALING_KEYS = {
+    "longrope": ("short_factors", "long_factors", "attention_factor"),
+    "llama3": ("original_max_seq_len", "low_freq_factor", "high_freq_factor"),
+    "yarn": ("original_max_seq_len", "beta_slow", "beta_fast", "attention_factor", "truncate", "score_mscale"),
+}
+"""Further keys of a `rope_scaling.kind`."""
+
+
+def _rotary_facts(stack: StackConfig, has_window: list[bool]) -> dict[str, Any]:
+    values: dict[str, Any] = {"rope_fraction": stack.rope_fraction}
     # A period counts only where a layer uses it.
     if not all(has_window):
         values["rope_theta"] = stack.rope_theta
     if any(has_window):
         values["rope_local_theta"] = stack.rope_local_theta or stack.rope_theta
-    unrotated = {number for number in stack.unrotated_layers if number < stack.layers}
-    values["unrotated_layers"] = tuple(sorted(unrotated))
-    if stack.rope_scaling is None:
+    unrotated = sorted(number for number in stack.unrotated_layers if number < stack.layers)
+    values["unrotated_layers"] = tuple(unrotated)
+    scaling = stack.rope_scaling
+    if scaling is None:
         return values | {"rope_scaling.kind": None}
     if any(has_window):
         values["rope_local_scaling"] = stack.rope_local_scaling
-    of_scaling = ["kind", "factor"]
-    if stack.rope_scaling.follows_length:
-        of_scaling.append("original_max_seq_len")
-    if stack.rope_scaling.kind == "longrope":
-        of_scaling += ["short_factors", "long_factors", "attention_factor"]
-    if stack.rope_scaling.kind == "llama3":
-        of_scaling += ["original_max_seq_len", "low_freq_factor", "high_freq_factor"]
-    if stack.rope_scaling.kind == "yarn":
-        of_scaling += ["original_max_seq_len", "beta_slow", "beta_fast", "attention_factor", "truncate"]
-        of_scaling.append("score_mscale")
-    return values | {f"rope_scaling.{key}": getattr(stack.rope_scaling, key) for key in of_scaling}
+    keys = ["kind", "factor", *_SCALING_KEYS.get(scaling.kind, ())]
+    if scaling.follows_length:
+        keys.insert(2, "original_max_seq_len")
+    return values | {f"rope_scaling.{key}": getattr(scaling, key) for key in keys}

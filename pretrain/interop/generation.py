@@ -63,21 +63,16 @@ def read_generation_defaults(values: dict[str, Any]) -> GenerationDefaults:
     for key in ("temperature", "top_p"):
         fields.number(key, 1.0)
     fields.integer("top_k", 0)
-    neutral = _UNSUPPORTED | (_OF_DRAWS if draws else {})
-    ignored = {key: values[key] for key in neutral if values.get(key, neutral[key]) != neutral[key]}
-    bad_words = values.get("bad_words_ids", [])
-    if not isinstance(bad_words, list) or not all(isinstance(word, list) for word in bad_words):
-        raise ConfigError(f"bad_words_ids={bad_words!r}: must be a list of lists of ids")
-    if longer := [word for word in bad_words if len(word) > 1]:
-        ignored["bad_words_ids"] = longer
+    bad_words = _bad_words(values)
     eos = _ids(values, "eos_token_id")
     # transformers never suppresses the end of a text, although a list may have it.
     words = [word[0] for word in bad_words if len(word) == 1]
     single = set(_ids({"bad_words_ids": words}, "bad_words_ids")) - set(eos)
     forced_eos = _ids(values, "forced_eos_token_id")
+    num_beams = fields.integer("num_beams", 1)
+    ignored = _unsupported(values, bad_words, draws=draws)
     if len(forced_eos) > 1:
         ignored["forced_eos_token_id"] = list(forced_eos)
-    num_beams = fields.integer("num_beams", 1)
     if draws and num_beams > 1:
         ignored["do_sample"] = True  # beams that are drawn
     early: bool | Literal["never"] = "never"
@@ -102,17 +97,35 @@ def read_generation_defaults(values: dict[str, Any]) -> GenerationDefaults:
     )
 
 
+def _bad_words(values: dict[str, Any]) -> list[list[Any]]:
+    words = values.get("bad_words_ids", [])
+    if not isinstance(words, list) or not all(isinstance(word, list) for word in words):
+        raise ConfigError(f"bad_words_ids={words!r}: must be a list of lists of ids")
+    return words
+
+
+def _unsupported(values: dict[str, Any], bad_words: list[list[Any]], *, draws: bool) -> dict[str, Any]:
+    neutral = _UNSUPPORTED | (_OF_DRAWS if draws else {})
+    ignored = {key: values[key] for key in neutral if values.get(key, neutral[key]) != neutral[key]}
+    if longer := [word for word in bad_words if len(word) > 1]:
+        ignored["bad_words_ids"] = longer
+    return ignored
+
+
+def _listed(values: dict[str, Any], key: str) -> list[Any]:
+    value = values.get(key, [])
+    return value if isinstance(value, list) else [value]
+
+
 def _ids(values: dict[str, Any], key: str) -> tuple[int, ...]:
-    numbers = values.get(key, [])
-    numbers = numbers if isinstance(numbers, list) else [numbers]
-    if not all(isinstance(number, int) and not isinstance(number, bool) for number in numbers):
+    numbers = _listed(values, key)
+    if not all(type(number) is int for number in numbers):
         raise ConfigError(f"{key}={values[key]!r}: must be an id or a list of ids")
     return tuple(numbers)
 
 
 def _texts(values: dict[str, Any], key: str) -> tuple[str, ...]:
-    texts = values.get(key, [])
-    texts = texts if isinstance(texts, list) else [texts]
+    texts = _listed(values, key)
     if not all(isinstance(text, str) and text for text in texts):
         raise ConfigError(f"{key}={values[key]!r}: must be a text or a list of texts")
     return tuple(texts)

@@ -105,29 +105,38 @@ class Release:
         self.shapes = parameter_shapes(config)
         self._weights = {weight.ours: weight for weight in family.weights(config)}
         assert self._weights.keys() == self.shapes.keys(), self._weights.keys() ^ self.shapes.keys()
-        read = {theirs for weight in self._weights.values() for theirs, _ in weight.theirs}
-        unused = {theirs for weight in self._weights.values() for theirs in weight.unread}
-        ignored = [re.compile(pattern) for pattern in (*family.ignored, BUFFERS)]
-        aliases = {alias: name for alias, name in family.aliases.items() if alias not in read}
         weights = self._weights.values()
         self._copies = {copy: one.theirs[0][0] for one in weights for copy in one.copies}
-        aliases |= self._copies
         self._constants = constant_tensors(family, config)
         self._files = files
-        spelled = self._spell(read | unused | aliases.keys() | self._constants.keys(), ignored)
-        rest = spelled.keys() - read
-        # Of an index what it does not list is read only where it is needed.
-        unused |= {name for name in rest if files.listed and spelled[name] not in files.listed}
-        unread = {name for name in rest if any(pattern.fullmatch(name) for pattern in ignored)}
-        unread |= rest & unused
-        self.ignored = sorted(spelled[name] for name in unread)
-        self._spelled = {name: raw for name, raw in spelled.items() if name not in unread}
-        self._twin_of = {alias: name for alias, name in aliases.items() if alias in self._spelled}
+        self._name_tensors()
         self._check()
         counts: Counter[str] = Counter()
         for raw in self._spelled.values():
             counts[files.facts[raw].dtype] += prod(files.facts[raw].shape)
         self.dtype = counts.most_common(1)[0][0]
+
+    def _name_tensors(self) -> None:
+        """Finds the names of tensors in the files, their twins, and what is not read."""
+        read = {theirs for weight in self._weights.values() for theirs, _ in weight.theirs}
+        unused = {theirs for weight in self._weights.values() for theirs in weight.unread}
+        aliases = {alias: name for alias, name in self.family.aliases.items() if alias not in read}
+        aliases |= self._copies
+        patterns = [re.compile(pattern) for pattern in (*self.family.ignored, BUFFERS)]
+        spelled = self._spell(read | unused | aliases.keys() | self._constants.keys(), patterns)
+        unread = self._unread({name: spelled[name] for name in spelled.keys() - read}, patterns) | (
+            spelled.keys() & unused
+        )
+        self.ignored = sorted(spelled[name] for name in unread)
+        self._spelled = {name: raw for name, raw in spelled.items() if name not in unread}
+        self._twin_of = {alias: name for alias, name in aliases.items() if alias in self._spelled}
+
+    def _unread(self, spelled: dict[str, str], patterns: list[re.Pattern[str]]) -> set[str]:
+        unread = {name for name in spelled if any(pattern.fullmatch(name) for pattern in patterns)}
+        if self._files.listed:
+            # Of an index what it does not list is read only where it is needed.
+            unread |= {name for name, raw in spelled.items() if raw not in self._files.listed}
+        return unread
 
     def read(self, name: str) -> Tensor:
         """Reads one parameter of ours.
@@ -151,9 +160,8 @@ class Release:
         for other in rest:
             if not torch.equal(tensor, self._files.load(self._spelled[other])):
                 if other in self._copies:
-                    kind = self.family.model_type
                     raise CheckpointError(
-                        f"{first} and {other} differ, and are one in models of {kind}",
+                        f"{first} and {other} differ, and are one in models of {self.family.model_type}",
                         where=str(self.folder),
                         fix="fetch the model again",
                     )
@@ -178,14 +186,16 @@ class Release:
             if name not in spelled:
                 spelled[name] = raw
             elif not torch.equal(self._files.load(raw), self._files.load(spelled[name])):
-                text = f"{raw} and {spelled[name]} are one tensor, with different values"
-                raise CheckpointError(text, where=str(self.folder), fix="remove one")
+                raise CheckpointError(
+                    f"{raw} and {spelled[name]} are one tensor, with different values",
+                    where=str(self.folder),
+                    fix="remove one",
+                )
         return spelled
 
     def _check(self) -> None:
         """Compares names, shapes and dtypes with the config's. Raises: CheckpointError."""
-        constants = self._constants
-        wanted: dict[str, Shape] = {name: tuple(values.shape) for name, values in constants.items()}
+        wanted: dict[str, Shape] = {name: tuple(values.shape) for name, values in self._constants.items()}
         for weight in self._weights.values():
             wanted |= their_shapes(weight, self.shapes[weight.ours])
         misshapen = []
@@ -198,14 +208,13 @@ class Release:
             elif fact.shape != expected:
                 misshapen.append(f"{raw} is {list(fact.shape)}, should be {list(expected)}")
             elif fact.dtype not in _READABLE:
-                readable = ", ".join(_READABLE)
-                misshapen.append(f"{raw} is of dtype {fact.dtype}, should be one of {readable}")
+                misshapen.append(f"{raw} is of dtype {fact.dtype}, should be one of {', '.join(_READABLE)}")
         there = self._spelled.keys() | set(self._twin_of.values())
         there |= {one.theirs[0][0] for one in self._weights.values() if one.optional}
         missing = sorted(wanted.keys() - there)
         problems = {"missing": missing, "unexpected": unexpected, "misshapen": misshapen}
-        if any(problems.values()):
-            parts = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in problems.items() if names]
+        parts = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in problems.items() if names]
+        if parts:
             fix = f"give the {CONFIG} that belongs to these weights"
             if missing and set(missing) <= self.family.aliases.keys():
                 fix = "set tie_word_embeddings=true in it if the scores are those of the embedding"
@@ -214,12 +223,14 @@ class Release:
                 where=str(self.folder),
                 fix=self._files.advise(missing) or fix,
             )
-        for name, values in constants.items():
+        self._check_constants()
+
+    def _check_constants(self) -> None:
+        for name, values in self._constants.items():
             # Values up to 1, in 16 bits.
             if not torch.allclose(self._load(name).float(), values, rtol=0, atol=1e-2):
-                fixed = f"the fixed ones of {self.family.model_type}"
                 raise CheckpointError(
-                    f"{self._spelled[name]} has other values than {fixed}",
+                    f"{self._spelled[name]} has other values than the fixed ones of {self.family.model_type}",
                     where=str(self.folder),
                     fix="no model of ours has learned ones there",
                 )

@@ -73,7 +73,7 @@ class HubTokenizer:
         return list(self._tokenizer(text, truncation=False, verbose=False)["input_ids"])
 
     def encode_placed(self, text: str) -> tuple[list[int], list[tuple[int, int]]]:
-        """Returns the ids of `encode`, and their character spans, ascending; an added last token's is at the end."""
+        """Returns the ids of `encode`, and their character spans, ascending; an added token's is empty."""
         coded = self._tokenizer(text, truncation=False, verbose=False, return_offsets_mapping=True)
         spans, after = [], 0
         for start, end in coded["offset_mapping"]:
@@ -179,32 +179,47 @@ def tokenizer_files(folder: Path) -> list[tuple[str, bytes]]:
         paths = sorted(folder.glob(_OTHER_TEMPLATES))
         named = {path.stem: path.read_text("utf-8") for path in paths}
     except (OSError, UnicodeDecodeError) as error:
-        reason = f"cannot read its tokenizer: {getattr(error, 'strerror', None) or error}"
-        raise DataError(reason, where=str(folder), fix="check its permissions") from error
+        raise DataError(
+            f"cannot read its tokenizer: {getattr(error, 'strerror', None) or error}",
+            where=str(folder),
+            fix="check its permissions",
+        ) from error
     released = read_released(folder)
     settings = _object(files.get(_SETTINGS, b"{}"))
-    if named and settings is not None:  # in a list by name, for which no folder is needed
-        if CHAT_TEMPLATE in files:
-            named = {"default": files.pop(CHAT_TEMPLATE).decode("utf-8", "replace"), **named}
-        listed = [{"name": name, "template": text} for name, text in named.items()]
-        settings["chat_template"] = listed
-        files[_SETTINGS] = _dump(settings)
-    is_converted = _TOKENIZER not in files and released.content is not None
-    if is_converted and any(name.endswith(PIECES) for name in files):
+    if settings is not None:
+        _list_templates(files, settings, named)
+    has_pieces = _TOKENIZER not in files and any(name.endswith(PIECES) for name in files)
+    if has_pieces and released.content is not None:
         # The class of a sentencepiece model would convert it otherwise.
         files[_SETTINGS] = _dump(_settings_of(released.theirs))
-    elif model and settings is not None and not settings.get("tokenizer_class"):
-        from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES as KNOWN
-
-        implied = model.get("tokenizer_class") or KNOWN.get(str(model.get("model_type")))
-        if isinstance(implied, tuple | list):
-            # Up to transformers 4: the names of the slow class and of the fast one.
-            implied = next(filter(None, implied), None)
-        if implied:
-            files[_SETTINGS] = _dump(settings | {"tokenizer_class": implied})
+    elif settings is not None and (implied := _implied_class(model, settings)):
+        files[_SETTINGS] = _dump(settings | {"tokenizer_class": implied})
     if released.content is not None:
         files[_TOKENIZER] = released.content
     return list(files.items())
+
+
+def _list_templates(files: dict[str, bytes], settings: dict[str, Any], named: dict[str, str]) -> None:
+    """Enters chat templates in the settings, in a list by name, for which no folder is needed."""
+    if not named:
+        return
+    if CHAT_TEMPLATE in files:
+        named = {"default": files.pop(CHAT_TEMPLATE).decode("utf-8", "replace"), **named}
+    settings["chat_template"] = [{"name": name, "template": text} for name, text in named.items()]
+    files[_SETTINGS] = _dump(settings)
+
+
+def _implied_class(model: Mapping[str, Any] | None, settings: Mapping[str, Any]) -> str | None:
+    """Returns the tokenizer class of a config.json or model type, if the settings name none."""
+    if not model or settings.get("tokenizer_class"):
+        return None
+    from transformers.models.auto.tokenization_auto import TOKENIZER_MAPPING_NAMES
+
+    implied = model.get("tokenizer_class") or TOKENIZER_MAPPING_NAMES.get(str(model.get("model_type")))
+    if isinstance(implied, tuple | list):
+        # Up to transformers 4: the names of the slow class and of the fast one.
+        implied = next(filter(None, implied), None)
+    return implied
 
 
 def _settings_of(theirs: Any) -> dict[str, Any]:

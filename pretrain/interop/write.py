@@ -150,20 +150,12 @@ def write_release(
     constants = constant_tensors(chosen, config)
     config, architecture = _choose_class(config, chosen, read, like)
     plan = _ShardPlan(config, chosen, stored, max_shard_bytes, constants)
-    described = chosen.write_config(config) | {
+    described = {
         "architectures": [architecture],
         "model_type": chosen.model_type,
         "torch_dtype": str(stored).removeprefix("torch."),
     }
-    documents = {CONFIG: described}
-    if config.input is not None:
-        documents[PREPROCESSOR] = write_preprocessor(config.input)
-    if config.decoder is not None and config.head.record.scores_words:
-        tokens = write_tokens(config.special_tokens, "start")
-        ids = {key: number for key, number in tokens.items() if number is not None}
-        documents[GENERATION] = ids | dict(generation or {})
-        if config.encoder is None:  # its text begins with the prompt
-            documents[GENERATION].pop("decoder_start_token_id", None)
+    documents = {CONFIG: chosen.write_config(config) | described} | _settings(config, generation or {})
     card = model_card(
         config, chosen, about or About(), architecture=architecture,
         num_parameters=plan.num_parameters, dtype=dtype, has_tokenizer=bool(tokenizer_files),
@@ -180,6 +172,20 @@ def write_release(
         if check is not None:
             check(temporary, architecture, stored)
     return ExportReport(chosen.model_type, architecture, plan.num_parameters, plan.total_bytes, files)
+
+
+def _settings(config: ModelConfig, generation: Mapping[str, Any]) -> dict[str, dict[str, Any]]:
+    """Returns the files beside config.json that a model needs, by name."""
+    documents = {}
+    if config.input is not None:
+        documents[PREPROCESSOR] = write_preprocessor(config.input)
+    if config.decoder is not None and config.head.record.scores_words:
+        tokens = write_tokens(config.special_tokens, "start")
+        ids = {key: number for key, number in tokens.items() if number is not None}
+        documents[GENERATION] = ids | dict(generation)
+        if config.encoder is None:  # its text begins with the prompt
+            documents[GENERATION].pop("decoder_start_token_id", None)
+    return documents
 
 
 def choose_release(
@@ -249,20 +255,11 @@ def model_card(
 ) -> str:
     """Returns README.md of an export, with secrets of the environment removed."""
     task, auto_class = _usage(config, architecture)
-    stacks = filter(None, (config.encoder, config.decoder))
-    layers = "+".join(str(stack.layers) for stack in stacks)
-    facts: dict[str, Any] = {
+    facts = {
         "architecture": f"{architecture} ({config.shape})",
         "parameters": f"{num_parameters:,}, {dtype}",
-        "layers, width, heads": f"{layers}, {config.last_stack.width}, {config.last_stack.heads}",
+        **_describe_model(config),
     }
-    if config.input is None or config.captions:
-        facts |= {"vocabulary": config.vocab_size, "longest sequence": config.max_seq_len}
-    if config.input is not None:
-        size = f"{config.input.image} x {config.input.image} x {config.input.channels}"
-        facts |= {"image": size, "patch": f"{config.input.size} x {config.input.size}"}
-    if config.head.labels:
-        facts["labels"] = ", ".join(config.head.labels)
     parts = [
         f"---\nlibrary_name: {about.library}\npipeline_tag: {task}\ntags:\n- {family.model_type}\n---",
         f"# {about.name}",
@@ -270,19 +267,11 @@ def model_card(
     ]
     licence = "No licence is stated: the head of this file takes one, as `license: apache-2.0`."
     parts.append(f"{made_from(about.source)} {__version__}. {licence}")
-    classes = {"model": auto_class} | ({"tokenizer": "AutoTokenizer"} if has_tokenizer else {})
-    classes |= {"processor": "AutoImageProcessor"} if config.input is not None else {}
-    calls = [f'name = "{about.folder}"  # this folder, or its name on the hub']
-    calls += [f"{name} = {loader}.from_pretrained(name)" for name, loader in classes.items()]
-    if has_tokenizer and not config.captions:
-        calls.append(_CHATS if about.chats else _USES.get(task, _SCORES))
-    if config.input is not None:
-        call = _CAPTIONS if config.captions and has_tokenizer else _SEES
-        calls.append(call.replace("{mode}", "L" if config.input.channels == 1 else "RGB"))
-    loads = "\n".join(calls)
-    imports = f"from transformers import {', '.join(classes.values())}"
-    use = f"\n{about.use}\n" if about.use else f"python\n{imports}\n\n{loads}\n"
-    parts.append(f"## Use\n\n```{use}```")
+    if about.use:
+        parts.append(f"## Use\n\n```\n{about.use}\n```")
+    else:
+        call = _CHATS if about.chats else _USES.get(task, _SCORES)
+        parts.append(f"## Use\n\n```python\n{_program(config, auto_class, about.folder, call, has_tokenizer)}\n```")
     if about.metrics:
         rows = "\n".join(f"| {name} | {value:.6g} |" for name, value in about.metrics.items())
         parts.append(f"## Metrics\n\n| metric | value |\n|---|---|\n{rows}")
@@ -291,6 +280,38 @@ def model_card(
         summary = "<summary>Config of the run: what differs from the defaults</summary>"
         parts.append(f"<details>\n{summary}\n\n{config_lines}\n\n</details>")
     return redact("\n\n".join(parts) + "\n")
+
+
+def _describe_model(config: ModelConfig) -> dict[str, Any]:
+    stacks = filter(None, (config.encoder, config.decoder))
+    layers = "+".join(str(stack.layers) for stack in stacks)
+    facts: dict[str, Any] = {"layers, width, heads": f"{layers}, {config.last_stack.width}, {config.last_stack.heads}"}
+    if config.input is None or config.captions:
+        facts |= {"vocabulary": config.vocab_size, "longest sequence": config.max_seq_len}
+    if config.input is not None:
+        size = f"{config.input.image} x {config.input.image} x {config.input.channels}"
+        facts |= {"image": size, "patch": f"{config.input.size} x {config.input.size}"}
+    if config.head.labels:
+        facts["labels"] = ", ".join(config.head.labels)
+    return facts
+
+
+def _program(config: ModelConfig, auto_class: str, folder: str, use: str, has_tokenizer: bool) -> str:
+    """Returns lines of Python that load a model by transformers and use it."""
+    classes = {"model": auto_class}
+    if has_tokenizer:
+        classes["tokenizer"] = "AutoTokenizer"
+    if config.input is not None:
+        classes["processor"] = "AutoImageProcessor"
+    lines = [f"from transformers import {', '.join(classes.values())}", ""]
+    lines.append(f'name = "{folder}"  # this folder, or its name on the hub')
+    lines += [f"{name} = {loader}.from_pretrained(name)" for name, loader in classes.items()]
+    if has_tokenizer and not config.captions:
+        lines.append(use)
+    if config.input is not None:
+        call = _CAPTIONS if config.captions and has_tokenizer else _SEES
+        lines.append(call.replace("{mode}", "L" if config.input.channels == 1 else "RGB"))
+    return "\n".join(lines)
 
 
 class _ShardPlan:

@@ -55,8 +55,8 @@ def encode_captions(
 ) -> tuple[list[PartRecord], Tokenizer]:
     """Writes the tokenizer and the captions of all shards; returns records that list them.
 
-    `content` is a given tokenizer's; None: it is trained. Raises: DataError: There is nothing to train on, or
-    nothing of a caption is left.
+    `content` is a given tokenizer's; None: it is trained. Raises: DataError: There is nothing to
+    train on, or nothing of a caption is left.
     """
     path = job.tokenizer_path
     if content is None:

@@ -74,7 +74,7 @@ def fill_folder(
     processes: int | None,
     build: Callable[[], DataIndex | None],
 ) -> DataIndex | None:
-    """Locks and claims a folder, and returns its index; `build` writes the one of an incomplete folder.
+    """Locks and claims a folder; returns its index, which `build` writes if it is incomplete.
 
     `identity` are the options that the output depends on; `processes` is only checked.
     """

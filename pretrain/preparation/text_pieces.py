@@ -248,25 +248,13 @@ class Assembler:
         places: list[np.ndarray] = []
         if self._layout.labels_words:
             tokens, offsets = self._encoder.encode_placed(texts)
-            begin = len(self._begin)
-            both = begin + len(self._end)
-            for piece, part, num_tokens in zip(pieces, offsets, tokens.lengths, strict=True):
-                first = first_tokens(piece.labels, part)
-                # A word that the tokenizer left nothing of has its place behind the document.
-                places.append(first + np.where(first < num_tokens, begin, both))
+            places = list(map(self._word_places, pieces, offsets, tokens.lengths))
         elif self._layout.most_mark:
             tokens, offsets = self._encoder.encode_placed(texts)
-            places = [self._mark(piece, part) for piece, part in zip(pieces, offsets, strict=True)]
+            places = list(map(self._mark, pieces, offsets))
         else:
-            markers = [number for number, piece in enumerate(pieces) if piece.is_marker and piece.spans is None]
-            arrays = {
-                number: self._encoder.encode_conversation(piece.text, piece.spans, has_special=piece.is_marker)
-                for number, piece in enumerate(pieces)
-                if piece.spans is not None
-            }
-            tokens = self._encoder.encode(texts, markers, {number: ids for number, (ids, _) in arrays.items()})
+            tokens, masks = self._encode_segments(pieces, texts)
             if self._layout.loss_mask:
-                masks = [arrays[number][1] if number in arrays else _NO_MASK for number in range(len(pieces))]
                 # The end-of-document token has a loss if the one before it has.
                 ends = is_ended if len(self._end) else np.zeros_like(is_ended)
                 places = [np.append(mask, mask[-1:]) if end else mask for mask, end in zip(masks, ends, strict=True)]
@@ -279,6 +267,26 @@ class Assembler:
         if len(self._end):
             tokens = _insert(tokens, is_ended, self._end, at_end=True)
         return _Encoded(pieces, tokens, places)
+
+    def _word_places(self, piece: TextPiece, offsets: list[tuple[int, int]], num_tokens: int) -> np.ndarray:
+        """Returns the first token of each labelled word, special tokens counted."""
+        first = first_tokens(piece.labels, offsets)
+        begin = len(self._begin)
+        # A word that the tokenizer left nothing of has its place behind the document.
+        return first + np.where(first < num_tokens, begin, begin + len(self._end))
+
+    def _encode_segments(self, pieces: list[TextPiece], texts: list[str]) -> tuple[RaggedArrays, list[np.ndarray]]:
+        """Returns the tokens of each piece, and the loss mask of the text of a chat template."""
+        masks = [_NO_MASK] * len(pieces)
+        conversations = {}
+        for number, piece in enumerate(pieces):
+            if piece.spans is not None:
+                ids, masks[number] = self._encoder.encode_conversation(
+                    piece.text, piece.spans, has_special=piece.is_marker
+                )
+                conversations[number] = ids
+        markers = [number for number, piece in enumerate(pieces) if piece.is_marker and piece.spans is None]
+        return self._encoder.encode(texts, markers, conversations), masks
 
     def _mark(self, piece: TextPiece, offsets: list[tuple[int, int]]) -> np.ndarray:
         """Returns the mark of each token of a piece and of those around it (`rows`), int16.

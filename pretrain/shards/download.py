@@ -105,7 +105,7 @@ def download(
     progress: DownloadProgress,
     abandoned: Callable[[], bool],
 ) -> None:
-    """Fetches a file of an address; it appears as `path` when its bytes are as in the index, and durable.
+    """Fetches a file of an address; it appears as `path` when its bytes are the index's, and durable.
 
     `abandoned` is asked between pieces and while waiting; `progress` is kept up to date.
 

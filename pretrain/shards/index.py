@@ -15,6 +15,7 @@ import json
 import shlex
 from collections import Counter
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, NamedTuple
 
@@ -290,34 +291,46 @@ def _checked(index: DataIndex) -> DataIndex:
         raise ValueError(f"field 'dtype' must be one of {', '.join(TOKEN_BYTES)}, not {index.dtype!r}")
     if index.layout.names_labels and not 0 < len(index.labels) == len(set(index.labels)):
         raise ValueError("field 'labels' must list different texts")
-    if not index.eos_id < index.vocab_size <= 2 ** (8 * TOKEN_BYTES[index.dtype]):
-        ids = f"eos_id {index.eos_id}, vocab_size {index.vocab_size} and dtype {index.dtype}"
-        raise ValueError(f"{ids} contradict each other")
-    if index.begin_id is not None and index.begin_id >= index.vocab_size:
-        raise ValueError(f"begin_id {index.begin_id} and vocab_size {index.vocab_size} contradict each other")
+    _check_ids(index)
     if "train" not in index.splits:
         raise ValueError("there is no split 'train'")
-    names: Counter[str] = Counter()
-    columns = (index.layout.table_columns, index.layout.length_columns)
     for name, split in index.splits.items():
-        for counted in ("num_tokens", "num_documents"):
-            total = sum(getattr(shard, counted) for shard in split.shards)
-            stated = getattr(split, counted)
-            if total != stated:
-                raise ValueError(f"field 'splits.{name}.{counted}' is {stated}, but its shards have {total}")
-        for shard in split.shards:
-            if (shard.table.num_columns, shard.lengths.num_columns) != columns:
-                raise ValueError(f"the sidecars of {shard.name} do not have the columns of {index.kind}")
-            if (shard.captions is not None) != index.layout.captions:
-                raise ValueError(f"field 'captions' of {shard.name} does not go with the kind {index.kind}")
-            names.update(file.name for file in shard.files)
+        _check_split(index, name, split)
+    _check_names(index)
+    return index
+
+
+def _check_names(index: DataIndex) -> None:
+    shards = chain.from_iterable(split.shards for split in index.splits.values())
+    names = Counter(file.name for shard in shards for file in shard.files)
     twice = sorted(name for name, count in names.items() if count > 1)
     if twice:
         raise ValueError(f"listed twice: {', '.join(twice)}")
     for name, address in index.tars.items():
         if name not in names or not is_remote(address):
             raise ValueError(f"field 'tars' has no address of a shard: {name!r}, {address[:80]!r}")
-    return index
+
+
+def _check_ids(index: DataIndex) -> None:
+    if not index.eos_id < index.vocab_size <= 2 ** (8 * TOKEN_BYTES[index.dtype]):
+        ids = f"eos_id {index.eos_id}, vocab_size {index.vocab_size} and dtype {index.dtype}"
+        raise ValueError(f"{ids} contradict each other")
+    if index.begin_id is not None and index.begin_id >= index.vocab_size:
+        raise ValueError(f"begin_id {index.begin_id} and vocab_size {index.vocab_size} contradict each other")
+
+
+def _check_split(index: DataIndex, name: str, split: SplitIndex) -> None:
+    for counted in ("num_tokens", "num_documents"):
+        total = sum(getattr(shard, counted) for shard in split.shards)
+        stated = getattr(split, counted)
+        if total != stated:
+            raise ValueError(f"field 'splits.{name}.{counted}' is {stated}, but its shards have {total}")
+    columns = (index.layout.table_columns, index.layout.length_columns)
+    for shard in split.shards:
+        if (shard.table.num_columns, shard.lengths.num_columns) != columns:
+            raise ValueError(f"the sidecars of {shard.name} do not have the columns of {index.kind}")
+        if (shard.captions is not None) != index.layout.captions:
+            raise ValueError(f"field 'captions' of {shard.name} does not go with the kind {index.kind}")
 
 
 def check_shards(folder: Path, index: DataIndex, split: str | None = None) -> None:

@@ -266,41 +266,44 @@ def resolve_template(template: Template, given: GivenTokenizer, where: str) -> d
     else:
         variables = special_tokens_of(tokenizer).model_dump(include={"pad", "bos", "eos"}, exclude_none=True)
         tokens = {f"{name}_token": str(tokenizer.id_to_token(number)) for name, number in variables.items()}
-    texts = {}
-    if template != OF_TOKENIZER:
-        try:
-            texts[JINJA_KEY] = read_tokenizer_file(Path(template).expanduser()).decode()
-        except UnicodeDecodeError as error:
-            raise DataError(
-                f"not UTF-8: {error.reason}",
-                where=template,
-                fix="give a chat template",
-            ) from None
-    elif theirs is None or not theirs.chat_template:
-        what = "template=tokenizer: the tokenizer has no chat template"
+    if template == OF_TOKENIZER:
+        return {**_own_texts(theirs, where), **tokens, SPECIAL_KEY: special}
+    return {JINJA_KEY: _read_template(template), **tokens, SPECIAL_KEY: special}
+
+
+def _read_template(path: str) -> str:
+    try:
+        return read_tokenizer_file(Path(path).expanduser()).decode()
+    except UnicodeDecodeError as error:
+        raise DataError(f"not UTF-8: {error.reason}", where=path, fix="give a chat template") from None
+
+
+def _own_texts(theirs: Any, where: str) -> dict[str, str]:
+    """Returns the chat template of a tokenizer. Raises: ConfigError: It has none."""
+    templates = None if theirs is None else theirs.chat_template
+    if not templates:
+        what = "the tokenizer has no chat template"
         if theirs is None:
-            what = "template=tokenizer: a file of a tokenizer has no chat template"
+            what = "a file of a tokenizer has no chat template"
         elif Path(where, _OF_PROCESSOR).is_file():
             what = f"{what}: {_OF_PROCESSOR} is read by processors alone"
         raise ConfigError(
-            what,
+            f"template=tokenizer: {what}",
             where=where,
             fix="give the folder of a model that chats, a .jinja file, chatml, or a text for each role",
         )
-    elif isinstance(theirs.chat_template, str):
-        texts[JINJA_KEY] = theirs.chat_template
-    elif "default" not in theirs.chat_template:
-        names = ", ".join(theirs.chat_template)
+    if isinstance(templates, str):
+        return {JINJA_KEY: templates}
+    if "default" not in templates:
         raise ConfigError(
-            f"template=tokenizer: of its chat templates, {names}, none is named default",
+            f"template=tokenizer: of its chat templates, {', '.join(templates)}, none is named default",
             where=where,
             fix="give one of them as a .jinja file",
         )
-    else:
-        texts[JINJA_KEY] = theirs.chat_template["default"]
-        if TOOLS_KEY in theirs.chat_template:  # transformers chooses of these two
-            texts[TOOLS_KEY] = theirs.chat_template[TOOLS_KEY]
-    return {**texts, **tokens, SPECIAL_KEY: special}
+    texts = {JINJA_KEY: templates["default"]}
+    if TOOLS_KEY in templates:  # transformers chooses of these two
+        texts[TOOLS_KEY] = templates[TOOLS_KEY]
+    return texts
 
 
 def check_template_of(given: GivenTokenizer, template: dict[str, str], config: TokenizerConfig) -> None:

@@ -47,7 +47,7 @@ def _first_of(known: tuple[str, ...], special: dict[str, int]) -> int | None:
 
 
 def eos_id(tokenizer: Tokenizer, name: str | None = None) -> int:
-    """Returns the id of the special token that ends a document: the named one, or the first known one.
+    """Returns the id of the special token that ends a document: the named, or the first known one.
 
     Raises: DataError: There is none.
     """

@@ -30,7 +30,7 @@ def draw_uniform(purpose: str, seed: int, sample_ids: np.ndarray, count: int) ->
 
 
 def draw_bytes(purpose: str, seed: int, sample_id: int, count: int) -> np.ndarray:
-    """Returns `count` uniform bytes for a sample id, uint8; as independent as the numbers of `draw_uniform`."""
+    """Returns `count` uniform bytes for a sample id, uint8; independent as in `draw_uniform`."""
     bits = _draw_bits(purpose, seed, np.array([sample_id]), -(-count // 8))[0]
     return bits.astype("<u8", copy=False).view(np.uint8)[:count]
 

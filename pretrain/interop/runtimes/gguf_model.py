@@ -142,29 +142,10 @@ _LARGEST = {("gemma2", 46), ("gemma3_text", 62)}
 def _check(exported: Exported) -> None:
     """Raises ConfigError for what depends on several keys, and for the tokenizer."""
     config, kind = exported.config, exported.model_type
-    stack = config.last_stack
-    largest = (kind, stack.layers) in _LARGEST
-    scale = (stack.width // stack.heads if largest else stack.per_head_width) ** -0.5
-    found = stack.score_scale or stack.per_head_width**-0.5
-    unrotated = [number for number in range(stack.layers) if kind == "smollm3" and number % 4 == 3]
-    has_windows = any(window is not None for window in stack.windows)
-    of_pair = config.encoder is not None
-    is_scaled = kind != "granite" and not of_pair and abs(found / scale - 1) > 1e-6
-    usual = "gelu_tanh" if stack.gated else "relu"
-    found_unrotated = sorted(stack.unrotated_layers)
-    wrong = {
-        f"decoder.score_factor={found}, not {scale:.6g}": is_scaled,
-        f"decoder.unrotated_layers={found_unrotated}": found_unrotated != unrotated,
-        f"decoder.activation={stack.activation}": of_pair and stack.activation != usual,
-        f"decoder.layers={stack.layers}": of_pair and stack.layers > config.input_stack.layers,
-        "special_tokens.start=null": of_pair and config.special_tokens.start is None,
-        "decoder.window=null": kind in ("gemma2", "gemma3_text", "olmo3") and not has_windows,
-        "decoder.score_cap=null": kind == "gemma2" and stack.score_cap is None,
-        "head.soft_cap=null": kind == "gemma2" and config.head.soft_cap is None,
-        f"decoder.kv_heads={stack.kv_heads}": kind == "olmoe" and stack.num_kv_heads != stack.heads,
-        f"decoder.head_width={stack.head_width}": _LAYOUTS[kind].square
-        and stack.per_head_width * stack.heads != stack.width,
-    }
+    if config.encoder is None:
+        wrong = _decoder_differences(config, kind)
+    else:
+        wrong = _pair_differences(config)
     if reasons := [reason for reason, is_so in wrong.items() if is_so]:
         raise ConfigError(
             f"{reasons[0]}: llama.cpp has another value built into a {kind}",
@@ -174,6 +155,37 @@ def _check(exported: Exported) -> None:
     assert config.vocab_size is not None
     special, checks = config.special_tokens, exported.checks
     read_vocabulary(exported.files, special, config.vocab_size, checks=checks)
+
+
+def _pair_differences(config: ModelConfig) -> dict[str, bool]:
+    """Returns values of a model of two stacks, and whether llama.cpp has others."""
+    stack = config.last_stack
+    usual = "gelu_tanh" if stack.gated else "relu"
+    return {
+        f"decoder.activation={stack.activation}": stack.activation != usual,
+        f"decoder.layers={stack.layers}": stack.layers > config.input_stack.layers,
+        "special_tokens.start=null": config.special_tokens.start is None,
+    }
+
+
+def _decoder_differences(config: ModelConfig, kind: str) -> dict[str, bool]:
+    """Returns values of a decoder, and whether llama.cpp has others."""
+    stack = config.last_stack
+    head_width = stack.width // stack.heads if (kind, stack.layers) in _LARGEST else stack.per_head_width
+    scale = stack.score_scale or stack.per_head_width**-0.5
+    unrotated = list(range(3, stack.layers, 4)) if kind == "smollm3" else []
+    has_windows = any(window is not None for window in stack.windows)
+    return {
+        f"decoder.score_factor={scale}, not {head_width**-0.5:.6g}": kind != "granite"
+        and abs(scale / head_width**-0.5 - 1) > 1e-6,
+        f"decoder.unrotated_layers={sorted(stack.unrotated_layers)}": sorted(stack.unrotated_layers) != unrotated,
+        "decoder.window=null": kind in ("gemma2", "gemma3_text", "olmo3") and not has_windows,
+        "decoder.score_cap=null": kind == "gemma2" and stack.score_cap is None,
+        "head.soft_cap=null": kind == "gemma2" and config.head.soft_cap is None,
+        f"decoder.kv_heads={stack.kv_heads}": kind == "olmoe" and stack.num_kv_heads != stack.heads,
+        f"decoder.head_width={stack.head_width}": _LAYOUTS[kind].square
+        and stack.per_head_width * stack.heads != stack.width,
+    }
 
 
 def _keys(config: ModelConfig, layout: _Layout) -> dict[str, Any]:
@@ -246,6 +258,16 @@ def _converted(config: ModelConfig, layout: _Layout, files: TensorFolder, made: 
     return tensor.contiguous()
 
 
+def _frequency_factors(config: ModelConfig, layout: _Layout) -> dict[str, Tensor]:
+    """Returns the divisors of rotary frequencies by the tensor's name; empty: none."""
+    stack = config.last_stack
+    if not layout.factors or stack.rope_scaling is None or stack.rope_scaling.kind != "llama3":
+        return {}
+    plain = rotary_frequencies(stack.rotary_width, stack.rope_theta, None)
+    scaled = rotary_frequencies(stack.rotary_width, stack.rope_theta, stack.rope_scaling)
+    return {"rope_freqs.weight": (plain / scaled).float()}
+
+
 def _convert(exported: Exported, folder: Path) -> None:
     gguf = import_module("gguf")
     config, layout = exported.config, _LAYOUTS[exported.model_type]
@@ -254,27 +276,13 @@ def _convert(exported: Exported, folder: Path) -> None:
     writer = gguf.GGUFWriter(folder / FILE, layout.arch)
     writer.add_type("model")
     writer.add_name(exported.name)
-    special = config.special_tokens
-    vocabulary = read_vocabulary(exported.files, special, config.vocab_size, checks=False)
+    vocabulary = read_vocabulary(exported.files, config.special_tokens, config.vocab_size, checks=False)
     keys = {f"{layout.arch}.{key}": value for key, value in _keys(config, layout).items()}
     keys |= {f"tokenizer.{key}": value for key, value in vocabulary.items()}
+    adders = {bool: writer.add_bool, int: writer.add_uint32, float: writer.add_float32, str: writer.add_string}
     for key, value in keys.items():
-        if isinstance(value, bool):
-            writer.add_bool(key, value)
-        elif isinstance(value, int):
-            writer.add_uint32(key, value)
-        elif isinstance(value, float):
-            writer.add_float32(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        else:
-            writer.add_array(key, value)
-    scaling = config.last_stack.rope_scaling
-    factors: dict[str, Tensor] = {}
-    if layout.factors and scaling is not None and scaling.kind == "llama3":
-        width, theta = config.last_stack.rotary_width, config.last_stack.rope_theta
-        plain, scaled = (rotary_frequencies(width, theta, one) for one in (None, scaling))
-        factors["rope_freqs.weight"] = (plain / scaled).float()
+        adders.get(type(value), writer.add_array)(key, value)
+    factors = _frequency_factors(config, layout)
 
     def stored(name: str, values: Tensor) -> tuple[np.ndarray[Any, Any], Any]:
         # Vectors, and routers, stay in fp32: llama.cpp has no kernels for others.

@@ -5,7 +5,8 @@ BPE of SentencePiece (LLaMA 2), which has no merges: it joins the two neighbours
 highest score. A `tokenizer.json` is refused unless it is exactly one of them.
 """
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
+from itertools import groupby
 from typing import Any
 
 from tokenizers import Tokenizer, pre_tokenizers
@@ -137,22 +138,22 @@ def _score(content: dict[str, Any]) -> dict[str, float]:
     if normalized := [token["content"] for token in added if token.get("normalized")]:
         raise _refused(f"{normalized[0]!r} is normalized before it is found")
     scores: dict[str, float] = {}
-    pairs = [tuple(one.split(" ", 1) if isinstance(one, str) else one) for one in model["merges"]]
-    last = ""
-    for left, right in pairs:
-        if (token := left + right) != last:
-            if token in scores:
-                raise _refused(f"merges that make {token!r} are at several places")
-            scores[token] = -float(len(scores))
-            last = token
-    merges = set(pairs)
-    for token in vocab.keys() - {one["content"] for one in added}:
-        for place in range(1, len(token)):
-            pair = (token[:place], token[place:])
-            if pair[0] in vocab and pair[1] in vocab and pair not in merges:
-                both = f"{pair[0]!r} and {pair[1]!r}"
-                raise _refused(f"{both} are not merged, and make the token {token!r}")
+    merges = [tuple(one.split(" ", 1) if isinstance(one, str) else one) for one in model["merges"]]
+    for token, _ in groupby(map("".join, merges)):
+        if token in scores:
+            raise _refused(f"merges that make {token!r} are at several places")
+        scores[token] = -float(len(scores))
+    _check_merged(vocab, vocab.keys() - {one["content"] for one in added}, set(merges))
     return scores
+
+
+def _check_merged(vocab: Mapping[str, int], tokens: Set[str], merges: Set[tuple[str, ...]]) -> None:
+    """Raises ConfigError where two tokens make a token and are not merged."""
+    for token in tokens:
+        for place in range(1, len(token)):
+            first, second = token[:place], token[place:]
+            if first in vocab and second in vocab and (first, second) not in merges:
+                raise _refused(f"{first!r} and {second!r} are not merged, and make the token {token!r}")
 
 
 def _of_bytes(content: dict[str, Any]) -> dict[str, Any]:
@@ -218,20 +219,15 @@ def read_vocabulary(
     if special.eos is None:
         # llama.cpp would take the token of id 11, its default for this kind of tokenizer.
         raise _refused("special_tokens.eos is not known, and llama.cpp needs one")
-    tokens = {number: (text, _NORMAL) for text, number in content["model"]["vocab"].items()}
-    for added in content.get("added_tokens", ()):
-        tokens[added["id"]] = (added["content"], _CONTROL if added["special"] else _USER_DEFINED)
-    if (largest := max(tokens)) >= vocab_size:
-        raise _refused(f"it has the id {largest}, and the model {vocab_size} tokens")
-    listed = [tokens.get(number, (f"[PAD{number}]", _UNUSED)) for number in range(vocab_size)]
+    listed = _list_tokens(content, vocab_size)
     first, last = _find_ends(Tokenizer.from_buffer(files[_FILE]))
-    bos = first[0] if first else special.bos
-    if last and last[0] != special.eos:
+    bos = next(iter(first), special.bos)
+    if last not in ([], [special.eos]):
         raise _refused(
             f"post_processor ends a text with {last[0]}, and special_tokens.eos is {special.eos}",
         )
-    keys = {
-        **(_of_sentences(content, listed) if of_sentences else _of_bytes(content)),
+    keys = _of_sentences(content, listed) if of_sentences else _of_bytes(content)
+    keys |= {
         "ggml.tokens": [text for text, _ in listed],
         "ggml.token_type": [kind for _, kind in listed],
         "ggml.bos_token_id": special.eos if bos is None else bos,
@@ -240,8 +236,20 @@ def read_vocabulary(
         "ggml.add_bos_token": bool(first),
         "ggml.add_eos_token": bool(last),
     }
-    template = files[CHAT_TEMPLATE].decode() if CHAT_TEMPLATE in files else None
+    template: Any = files.get(CHAT_TEMPLATE, b"").decode()
     template = template or parse_json(files.get(_SETTINGS, b"{}")).get("chat_template")
     if isinstance(template, list):  # by name; llama.cpp knows one
         template = {one["name"]: one["template"] for one in template}.get("default")
-    return keys | ({"chat_template": template} if isinstance(template, str) else {})
+    if isinstance(template, str):
+        keys["chat_template"] = template
+    return keys
+
+
+def _list_tokens(content: dict[str, Any], vocab_size: int) -> list[tuple[str, int]]:
+    """Returns the text and the type of each id. Raises: ConfigError: An id is beyond the model."""
+    tokens = {number: (text, _NORMAL) for text, number in content["model"]["vocab"].items()}
+    for added in content.get("added_tokens", ()):
+        tokens[added["id"]] = (added["content"], _CONTROL if added["special"] else _USER_DEFINED)
+    if (largest := max(tokens)) >= vocab_size:
+        raise _refused(f"it has the id {largest}, and the model {vocab_size} tokens")
+    return [tokens.get(number, (f"[PAD{number}]", _UNUSED)) for number in range(vocab_size)]

@@ -92,7 +92,7 @@ class _Traced(nn.Module):
 
 @dataclass(frozen=True, slots=True)
 class _Graph:
-    """A graph to trace: names, examples and free sizes of its inputs, by the names of `_Traced.forward`."""
+    """A graph to trace: names, examples and free sizes of the inputs of `_Traced.forward`."""
 
     file: str
     traced: _Traced
@@ -221,7 +221,7 @@ def _convert(exported: Exported, folder: Path) -> None:
 
 
 def _scores(folder: Path, config: ModelConfig, tokens_BT: Tensor) -> Tensor:
-    """Returns the logits of ONNX Runtime, or hidden states; the last row's by the graph with a cache."""
+    """Returns logits of ONNX Runtime, or hidden states; the last row's by the graph with a cache."""
     onnxruntime = import_module("onnxruntime")
     ids, mask = tokens_BT.numpy(), np.ones(tokens_BT.shape, np.int64)
     values = {"input_ids": ids, "attention_mask": mask}

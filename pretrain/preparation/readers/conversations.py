@@ -8,6 +8,7 @@ Turns that both sides of a preference begin with have no loss, an earlier answer
 
 from collections import Counter
 from collections.abc import Collection, Mapping
+from itertools import compress
 from typing import Any
 
 from pretrain.config.prepare import InputConfig
@@ -184,12 +185,11 @@ def _write(
 def _render(found: Messages, template: ChatTemplate, tools: Any, consumed_bytes: int) -> Document:
     """Makes a document of a conversation by the chat template. Raises: RecordError."""
     weights = found.learned
-    answers = [one for one, is_own in zip(found.messages, weights, strict=True) if is_own]
-    if not any(str(one.get("content") or "").strip() or one.get("tool_calls") for one in answers):
+    if not any(map(_says, compress(found.messages, weights))):
         # Without the template's text, by which filters count it among those that have no answer.
         contents = [str(one.get("content") or "") for one in found.messages]
+        text = "".join(contents)
         bare = tuple(zip(contents, weights, strict=True))
-        text = "".join(part for part, _ in bare)
         return Document(text, encode(text), consumed_bytes, segments=bare)
     try:
         parts = template.segments(found.messages, tools, found.silent)
@@ -209,6 +209,11 @@ def _render(found: Messages, template: ChatTemplate, tools: Any, consumed_bytes:
     segments = tuple((part.text, part.is_learned) for part in parts)
     spelled = frozenset(number for number, part in enumerate(parts) if part.is_spelled)
     return Document(text, encode(text), consumed_bytes, segments=segments, spelled=spelled)
+
+
+def _says(message: Mapping[str, Any]) -> bool:
+    """Returns whether a turn has words or calls."""
+    return bool(str(message.get("content") or "").strip() or message.get("tool_calls"))
 
 
 def _last_words(content: Any) -> list[str]:

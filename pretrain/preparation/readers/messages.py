@@ -112,7 +112,7 @@ def _read_message(
     calls = message.get("tool_calls")
     if calls:
         message["tool_calls"] = calls = _read_calls(calls, f"{place}.tool_calls", template)
-    keys = {key for key in message if template is not None and template.reads(key)}
+    keys = set() if template is None else set(filter(template.reads, message))
     said = [key for key in ("tool_calls", "function_call") if message.get(key)]
     content = message.get("content")
     if not content and said and not keys & {*said}:

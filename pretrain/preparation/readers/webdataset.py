@@ -186,8 +186,7 @@ def read_webdataset(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterat
     stored = stream.stored if stream.file.compression else None
     tar = TarReader(stream.plain, name)
     before = 0
-    named = (member for member in tar if split_name(member.path)[0])
-    for key, members in groupby(named, key=lambda member: split_name(member.path)[0]):
+    for key, members in groupby(filter(_sample_of, tar), key=_sample_of):
         place = ""
         bad: BadItem | None = None
         bodies: dict[str, bytes] = {}
@@ -231,6 +230,10 @@ def split_name(name: str) -> tuple[str, str]:
     folder, slash, base = name.rpartition("/")
     stem, dot, kind = base.partition(".")
     return (folder + slash + stem, kind.lower()) if stem and dot else ("", "")
+
+
+def _sample_of(member: TarMember) -> str:
+    return split_name(member.path)[0]
 
 
 def _is_of_lines(key: str, bodies: dict[str, bytes], place: str) -> bool:
