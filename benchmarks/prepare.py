@@ -40,7 +40,10 @@ from pretrain.preparation.pool import WorkerPool
 from pretrain.preparation.readers.dispatch import read_slices
 from pretrain.preparation.selection.judge import EvaluationTexts
 from pretrain.preparation.split import SPLITS, parse_split
-from pretrain.tokenizer import cut_text, dump_tokenizer, eos_id, load_tokenizer, tokenizer_hash, train_tokenizer
+from pretrain.tokenizer.file import dump_tokenizer, load_tokenizer, tokenizer_hash
+from pretrain.tokenizer.roles import eos_id
+from pretrain.tokenizer.train import train_tokenizer
+from pretrain.tokenizer.words import cut_text
 
 VOCAB_SIZE = 8192
 SPLIT = "hash:0.01"

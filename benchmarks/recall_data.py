@@ -22,7 +22,8 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from pretrain.shards.index import DataIndex, SplitIndex, build_split, write_index
 from pretrain.shards.ragged import TokenDocuments, ragged_of
 from pretrain.shards.writer import ShardWriter
-from pretrain.tokenizer import EOS, UNK, dump_tokenizer
+from pretrain.tokenizer.file import dump_tokenizer
+from pretrain.tokenizer.special_tokens import EOS, UNK
 
 DISTANCES = (16, 32, 64, 128, 256, 512)
 """In the middle of each class on a logarithmic scale."""

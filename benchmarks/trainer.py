@@ -38,7 +38,8 @@ from pretrain.config.prepare import TokenizerConfig
 from pretrain.shards.index import DataIndex, build_split, write_index
 from pretrain.shards.ragged import TokenDocuments, ragged_of
 from pretrain.shards.writer import ShardWriter
-from pretrain.tokenizer import dump_tokenizer, train_tokenizer
+from pretrain.tokenizer.file import dump_tokenizer
+from pretrain.tokenizer.train import train_tokenizer
 from tests.helpers.ranks import run_in_ranks
 
 VOCAB_SIZE = 8192

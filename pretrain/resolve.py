@@ -21,13 +21,8 @@ from pretrain.objective import RowContext
 from pretrain.plan.trained import train_new_tokens
 from pretrain.rows import Vocabulary
 from pretrain.shards.dataset import Dataset
-from pretrain.tokenizer import (
-    describe_vocabulary,
-    load_tokenizer,
-    parse_tokenizer,
-    read_release,
-    special_tokens_of,
-)
+from pretrain.tokenizer.file import load_tokenizer, parse_tokenizer, read_release
+from pretrain.tokenizer.roles import describe_vocabulary, special_tokens_of
 
 
 def fit_config(config: RunConfig, dataset: Dataset) -> RunConfig:

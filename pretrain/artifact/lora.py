@@ -43,8 +43,7 @@ from pretrain.interop.choose import choose_family
 from pretrain.interop.release_files import CARD
 from pretrain.model.build import seeded_by_name
 from pretrain.model.stack import Stack
-from pretrain.tokenizer import parse_tokenizer
-from pretrain.tokenizer.file import read_release
+from pretrain.tokenizer.file import parse_tokenizer, read_release
 from pretrain.tokenizer.released import compare_texts, probe_texts
 from pretrain.utils.io import new_folder, write_file, write_json
 

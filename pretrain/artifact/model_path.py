@@ -32,11 +32,7 @@ from pretrain.interop.release import open_release
 from pretrain.interop.tokenizer import HubTokenizer, load_hub_tokenizer, tokenizer_files, wrap_tokenizer_json
 from pretrain.kinds.objectives import OBJECTIVES
 from pretrain.run.folder import RunDir
-from pretrain.tokenizer import (
-    fit_documents,
-    fit_start,
-    load_tokenizer,
-)
+from pretrain.tokenizer.file import fit_documents, fit_start, load_tokenizer
 from pretrain.types import EMA, GenerationDefaults
 from pretrain.utils.foreign_files import name_model
 from pretrain.utils.io import check_file, make_dir, new_folder, write_file, write_json

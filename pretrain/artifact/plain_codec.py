@@ -10,17 +10,15 @@ from pretrain.config.texts.templates import DATE_KEY, JINJA_KEY, Template, is_ji
 from pretrain.errors import ConfigError
 from pretrain.preparation.readers.conversations import apply_template
 from pretrain.preparation.readers.record_fields import RecordError
-from pretrain.tokenizer import (
+from pretrain.tokenizer.chat_template import (
     ChatPart,
     ChatTemplate,
     ChatTemplateError,
     join_segments,
     load_chat_template,
-    nameable_tokens,
-    special_ids,
-    special_tokens_of,
 )
 from pretrain.tokenizer.encoder import build_encoder
+from pretrain.tokenizer.roles import nameable_tokens, special_ids, special_tokens_of
 
 _EXCHANGE = ({"role": "user", "content": "a"}, {"role": "assistant", "content": "a"})
 """A conversation that any chat template writes."""

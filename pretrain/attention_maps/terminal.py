@@ -16,10 +16,10 @@ from pretrain.attention_maps.figure import build_sections, draw_attention, spell
 from pretrain.attention_maps.figure_layout import MAX_TOKENS
 from pretrain.attention_maps.maps import choose_heads, parse_numbers, record_attention, summarize_head
 from pretrain.errors import ConfigError
-from pretrain.generation import generate
 from pretrain.generation.constraints import Codec
 from pretrain.generation.generation_options import Options
 from pretrain.generation.incremental_decoder import check_prompt
+from pretrain.generation.sampling import generate
 from pretrain.model import LanguageModel
 from pretrain.tracking.picture_files import check_format
 from pretrain.types import Batch, StackRows

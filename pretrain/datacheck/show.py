@@ -48,7 +48,8 @@ from pretrain.run.folder import RunDir
 from pretrain.shards.dataset import Dataset
 from pretrain.shards.index import INDEX_NAME
 from pretrain.shards.store import ShardStore, is_remote
-from pretrain.tokenizer import load_tokenizer, special_tokens_of
+from pretrain.tokenizer.file import load_tokenizer
+from pretrain.tokenizer.roles import special_tokens_of
 from pretrain.utils.log import printable
 from pretrain.utils.units import plural
 

@@ -21,7 +21,7 @@ from pretrain.objective.mixed import draw_parts
 from pretrain.objective.row_maker import RowContext
 from pretrain.objective.token_kinds import TokenKind, target_kinds
 from pretrain.rows import IGNORE_INDEX, ModelRows, TokenRows, Vocabulary, select_rows
-from pretrain.tokenizer import display_tokens
+from pretrain.tokenizer.encoder import display_tokens
 
 HIDDEN = (TokenKind.MASKED, TokenKind.REPLACED)
 """Kinds with another token in the place."""

@@ -27,7 +27,8 @@ from pretrain.datacheck.shard_files import FIX, MAX_THREADS, Tick, shard_totals,
 from pretrain.errors import DataError
 from pretrain.shards.index import data_hash
 from pretrain.shards.reader import ShardSet
-from pretrain.tokenizer import display_tokens, load_tokenizer
+from pretrain.tokenizer.encoder import display_tokens
+from pretrain.tokenizer.file import load_tokenizer
 from pretrain.utils.status_line import transient_bar
 
 PERCENTILES = (1, 5, 25, 50, 75, 95, 99)

@@ -34,7 +34,7 @@ from pretrain.rows import RowMaker
 from pretrain.shards.dataset import DataSource, open_dataset
 from pretrain.shards.index import data_hash
 from pretrain.shards.store import ShardStore
-from pretrain.tokenizer import parse_tokenizer
+from pretrain.tokenizer.file import parse_tokenizer
 from pretrain.tokenizer.released import compare_texts, probe_texts
 
 DEFAULT_SEQ_LEN = 1024

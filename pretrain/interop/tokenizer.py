@@ -20,7 +20,7 @@ from pretrain.config.texts.templates import JINJA_KEY
 from pretrain.errors import ConfigError, DataError
 from pretrain.families.config_json import CONFIG
 from pretrain.interop.release_files import CHAT_TEMPLATE
-from pretrain.tokenizer import ChatTemplate, ChatTemplateError, load_chat_template
+from pretrain.tokenizer.chat_template import ChatTemplate, ChatTemplateError, load_chat_template
 from pretrain.tokenizer.release_probe import check_renderings
 from pretrain.tokenizer.released import (
     PIECES,

@@ -24,14 +24,10 @@ from pretrain.preparation.pool import ShardJob
 from pretrain.preparation.split import TRAIN
 from pretrain.shards.image_writer import write_sidecar
 from pretrain.shards.index import ShardIndex
-from pretrain.tokenizer import (
-    Encoder,
-    build_encoder,
-    dump_tokenizer,
-    eos_id,
-    load_tokenizer,
-    train_tokenizer,
-)
+from pretrain.tokenizer.encoder import Encoder, build_encoder
+from pretrain.tokenizer.file import dump_tokenizer, load_tokenizer
+from pretrain.tokenizer.roles import eos_id
+from pretrain.tokenizer.train import train_tokenizer
 from pretrain.utils.io import write_file
 
 

@@ -70,7 +70,8 @@ from pretrain.preparation.steps import identity_of
 from pretrain.shards.image_writer import EncodedImage, ImageShardWriter
 from pretrain.shards.index import CAPTIONS, IMAGES, INDEX_NAME, DataIndex, SplitIndex, load_index, write_index
 from pretrain.shards.reader import load_lengths
-from pretrain.tokenizer import eos_id, token_dtype, tokenizer_hash, vocabulary_size
+from pretrain.tokenizer.file import tokenizer_hash
+from pretrain.tokenizer.roles import eos_id, token_dtype, vocabulary_size
 from pretrain.utils.image_file import SUFFIXES, ImageFile
 from pretrain.utils.io import make_dir, write_json
 from pretrain.utils.remote import check_no_secrets, is_remote, without_secrets

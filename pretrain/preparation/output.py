@@ -41,7 +41,7 @@ from pretrain.preparation.part_record import PARTS_DIR
 from pretrain.preparation.split import SPLITS
 from pretrain.preparation.statistics import CARD_NAME, PICTURE_NAME, STATISTICS_NAME
 from pretrain.shards.index import INDEX_NAME, DataIndex, check_shards, load_index
-from pretrain.tokenizer import tokenizer_hash
+from pretrain.tokenizer.file import tokenizer_hash
 from pretrain.utils.io import disk_error, make_dir, take_flock, write_json
 from pretrain.utils.safe_read import check_fields, read_json
 

@@ -37,19 +37,10 @@ from pretrain.preparation.readers.dispatch import read_slices
 from pretrain.preparation.selection.judge import EvaluationTexts, Judge, reasons_of
 from pretrain.preparation.split import parse_split
 from pretrain.preparation.text_pieces import Assembler, TextPiece, cut_piece
-from pretrain.tokenizer import (
-    BATCH_CHARS,
-    PIECE_CHARS,
-    Encoder,
-    build_encoder,
-    eos_id,
-    is_cut_safe,
-    load_tokenizer,
-    special_tokens_of,
-    start_id,
-    tokenizer_hash,
-    unknown_id,
-)
+from pretrain.tokenizer.encoder import BATCH_CHARS, Encoder, build_encoder
+from pretrain.tokenizer.file import load_tokenizer, tokenizer_hash
+from pretrain.tokenizer.roles import eos_id, special_tokens_of, start_id, unknown_id
+from pretrain.tokenizer.words import PIECE_CHARS, is_cut_safe
 
 BATCH_PIECES = 1024
 

@@ -40,7 +40,8 @@ from pretrain.preparation.split import TRAIN, VALIDATION
 from pretrain.preparation.statistics import learned_share, write_statistics
 from pretrain.preparation.steps import PrepareJob, find_duplicates, make_labels, make_tokenizer, plan_job
 from pretrain.shards.index import INDEX_NAME, DataIndex, SplitIndex, load_index, write_index
-from pretrain.tokenizer import eos_id, load_tokenizer, start_id, token_dtype, vocabulary_size
+from pretrain.tokenizer.file import load_tokenizer
+from pretrain.tokenizer.roles import eos_id, start_id, token_dtype, vocabulary_size
 from pretrain.utils.safe_read import parse_json
 from pretrain.utils.status_line import status_line
 from pretrain.utils.units import plural

@@ -17,7 +17,7 @@ from pretrain.kinds.layouts import LAYOUTS
 from pretrain.preparation.part_record import LengthHistogram, PartRecord, count_left_out, merge_bad
 from pretrain.preparation.text_pieces import MAX_LOST
 from pretrain.shards.index import DataIndex
-from pretrain.tokenizer import unknown_id
+from pretrain.tokenizer.roles import unknown_id
 from pretrain.utils.io import write_file, write_json
 from pretrain.utils.safe_read import read_json
 

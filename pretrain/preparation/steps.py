@@ -52,14 +52,8 @@ from pretrain.preparation.selection.near_duplicates import (
 )
 from pretrain.preparation.split import TRAIN, SplitRule, parse_split
 from pretrain.preparation.text_pieces import TextPiece
-from pretrain.tokenizer import (
-    DEFAULT_VOCAB_SIZE,
-    TRAINED_KINDS,
-    GivenTokenizer,
-    dump_tokenizer,
-    tokenizer_hash,
-    train_tokenizer,
-)
+from pretrain.tokenizer.file import GivenTokenizer, dump_tokenizer, tokenizer_hash
+from pretrain.tokenizer.train import DEFAULT_VOCAB_SIZE, TRAINED_KINDS, train_tokenizer
 from pretrain.utils.io import write_file, write_json
 from pretrain.utils.safe_read import parse_json
 

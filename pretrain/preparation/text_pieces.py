@@ -29,7 +29,10 @@ from pretrain.preparation.split import SPLITS, SplitRule
 from pretrain.rows import IGNORE_INDEX
 from pretrain.shards.index import REJECTED
 from pretrain.shards.ragged import RaggedArrays, TokenDocuments, concatenate
-from pretrain.tokenizer import ChatPart, Encoder, cut_text, join_segments, separator_ids, special_ids
+from pretrain.tokenizer.chat_template import ChatPart, join_segments
+from pretrain.tokenizer.encoder import Encoder
+from pretrain.tokenizer.roles import separator_ids, special_ids
+from pretrain.tokenizer.words import cut_text
 
 MAX_LOST = 8
 MAX_LOST_CHARS = 20

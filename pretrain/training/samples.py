@@ -25,14 +25,15 @@ from pretrain.config.tracking import AttentionConfig
 from pretrain.dist import World
 from pretrain.engine.engine import Engine
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.generation import Constraints, RowSeeds, Sampling, generate
+from pretrain.generation.constraints import Constraints
 from pretrain.generation.incremental_decoder import Prompt
+from pretrain.generation.sampling import RowSeeds, Sampling, generate
 from pretrain.generation.text import context_of, encode_prompt, text_after
 from pretrain.model import LanguageModel
 from pretrain.model.lazy_compiler import running_eagerly
 from pretrain.preparation.normalize import build_normalizers
 from pretrain.shards.dataset import Dataset
-from pretrain.tokenizer import load_tokenizer
+from pretrain.tokenizer.file import load_tokenizer
 
 log = logging.getLogger(__name__)
 

@@ -25,7 +25,8 @@ from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.dist import leave
-from pretrain.generation import Constraints, stream
+from pretrain.generation.constraints import Constraints
+from pretrain.generation.sampling import stream
 from pretrain.model import build_model
 from pretrain.training import loop
 from pretrain.training.step import StepTotals

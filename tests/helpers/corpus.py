@@ -7,7 +7,7 @@ import random
 from collections.abc import Iterable
 from pathlib import Path
 
-from pretrain.tokenizer import EOS
+from pretrain.tokenizer.special_tokens import EOS
 
 WORDS = ["the", "of", "and", "to", "in", "is", "that", "for", "it", "as", "was", "with", "be", "by", "on"]
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from tokenizers import Tokenizer, decoders, models, normalizers, processors
 
 from pretrain.config.prepare import TokenizerConfig
-from pretrain.tokenizer import train_tokenizer
+from pretrain.tokenizer.train import train_tokenizer
 
 
 def train_bpe(texts: Iterable[str], vocab_size: int) -> Tokenizer:

@@ -19,7 +19,7 @@ from pretrain.data.loader import StepCounts
 from pretrain.dist import World
 from pretrain.model import Transformer, build_model, init_weights
 from pretrain.objective.loss import sum_token_loss
-from pretrain.tokenizer import load_tokenizer
+from pretrain.tokenizer.file import load_tokenizer
 from pretrain.tracking.audit import read_audit
 from pretrain.training.step import start_exchange
 from pretrain.types import IGNORE_INDEX, Batch

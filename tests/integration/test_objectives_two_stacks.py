@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from pretrain.checkpoint.format import list_checkpoints, step_of
-from pretrain.tokenizer import tokenizer_hash
+from pretrain.tokenizer.file import tokenizer_hash
 from pretrain.tracking.audit import read_audit
 from tests.helpers import two_stacks
 from tests.helpers.cli import run_warm

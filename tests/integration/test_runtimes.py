@@ -22,7 +22,7 @@ from pretrain.generation.constraints import Constraints
 from pretrain.generation.sampling import generate
 from pretrain.interop.runtimes import find_runtime
 from pretrain.interop.tokenizer import wrap_tokenizer_json
-from pretrain.tokenizer import dump_tokenizer
+from pretrain.tokenizer.file import dump_tokenizer
 from tests.helpers.lent import lend, quiet_transformers
 from tests.helpers.tokenizers import train_bpe, train_sentencepiece
 

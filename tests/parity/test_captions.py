@@ -6,7 +6,8 @@ import transformers
 
 from pretrain.artifact.transfer import export_model, import_model
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.generation import GREEDY, Constraints, generate
+from pretrain.generation.constraints import Constraints
+from pretrain.generation.sampling import GREEDY, generate
 from pretrain.interop.release import open_release
 from pretrain.objective.loss import sum_token_loss
 from pretrain.types import IGNORE_INDEX, Batch

@@ -11,8 +11,10 @@ import pytest
 import torch
 import transformers
 
-from pretrain.generation import Beams, Constraints, beam_search, generate
+from pretrain.generation.beam import Beams, beam_search
+from pretrain.generation.constraints import Constraints
 from pretrain.generation.generation_options import Options
+from pretrain.generation.sampling import generate
 from pretrain.interop.generation import load_generation_defaults
 from tests.helpers.lent import lend
 from tests.parity.test_decoders import (

@@ -6,7 +6,9 @@ import pytest
 import torch
 import transformers
 
-from pretrain.generation import GREEDY, Beams, Constraints
+from pretrain.generation.beam import Beams
+from pretrain.generation.constraints import Constraints
+from pretrain.generation.sampling import GREEDY
 from pretrain.generation.text import generate_text, stream_text
 from tests.helpers.lent import lend
 from tests.unit.generation.codecs import byte_codec, sentencepiece_codec

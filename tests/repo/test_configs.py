@@ -13,7 +13,7 @@ from pretrain.config.prepare import PrepareConfig
 from pretrain.config.presets import expand_preset
 from pretrain.config.yaml_nodes import read_with_includes, read_yaml
 from pretrain.preparation.split import parse_split
-from pretrain.tokenizer import check_tokenizer
+from pretrain.tokenizer.train import check_tokenizer
 from tests.repo.source import ROOT, name
 
 CONFIGS = sorted((ROOT / "configs").rglob("*.yaml"))

@@ -27,7 +27,7 @@ from pretrain.config.train import RunSection
 from pretrain.errors import CheckpointError, ConfigError, DataError, PretrainError
 from pretrain.interop.tensors import TensorFolder
 from pretrain.shards.index import DataIndex, build_split, check_shards, load_index, write_index
-from pretrain.tokenizer import load_tokenizer
+from pretrain.tokenizer.file import load_tokenizer
 from pretrain.utils.io import make_dir, write_json
 from tests.helpers.reading import documents
 from tests.helpers.shards import describe_shard

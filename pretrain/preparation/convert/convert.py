@@ -42,15 +42,8 @@ from pretrain.preparation.split import TRAIN, VALIDATION, SplitRule, is_validati
 from pretrain.preparation.statistics import write_statistics
 from pretrain.shards.index import DataIndex, ShardIndex, write_index
 from pretrain.shards.reader import ShardReader
-from pretrain.tokenizer import (
-    eos_id,
-    load_tokenizer,
-    parse_tokenizer,
-    read_given,
-    start_id,
-    tokenizer_hash,
-    vocabulary_size,
-)
+from pretrain.tokenizer.file import load_tokenizer, parse_tokenizer, read_given, tokenizer_hash
+from pretrain.tokenizer.roles import eos_id, start_id, vocabulary_size
 from pretrain.utils.io import write_file, write_json
 
 FORMATS: dict[str, Callable[[Sequence[str], ReadOptions], Sequence[TokenFile]]] = {

@@ -22,7 +22,8 @@ from pretrain.preparation.pool import ShardJob
 from pretrain.preparation.split import SPLITS, TRAIN, SplitRule
 from pretrain.shards.ragged import TokenDocuments, ragged_of
 from pretrain.shards.writer import MEMBER_TOKENS
-from pretrain.tokenizer import load_tokenizer, tokenizer_hash, vocabulary_size
+from pretrain.tokenizer.file import load_tokenizer, tokenizer_hash
+from pretrain.tokenizer.roles import vocabulary_size
 from pretrain.utils.safe_read import parse_json
 
 # Tokens that are decoded at once: an encoding takes a hundred bytes a token.

@@ -29,7 +29,7 @@ from pretrain.preparation.convert.token_file import (
 )
 from pretrain.preparation.input_parts import InputFile
 from pretrain.preparation.inputs.local_files import stat_local
-from pretrain.tokenizer import token_dtype
+from pretrain.tokenizer.roles import token_dtype
 
 PROBE_TOKENS = 4096
 # Fewer are no evidence of a dtype.

@@ -20,7 +20,7 @@ from pretrain.errors import ConfigError, DataError
 from pretrain.preparation.input_parts import InputFile
 from pretrain.preparation.inputs.local_files import find_local
 from pretrain.shards.writer import MAX_DOCUMENT_TOKENS
-from pretrain.tokenizer import token_dtype
+from pretrain.tokenizer.roles import token_dtype
 from pretrain.utils.remote import is_remote, without_secrets
 
 # Tokens that are read at once, which bounds memory, with one document and one member.

@@ -24,19 +24,17 @@ from pretrain.errors import ConfigError, DataError
 from pretrain.kinds.layouts import LAYOUTS
 from pretrain.preparation.inputs.hub_datasets import pin_inputs
 from pretrain.preparation.output import begun_option
-from pretrain.tokenizer import (
+from pretrain.tokenizer.chat_template import load_chat_template
+from pretrain.tokenizer.file import (
     GivenTokenizer,
     check_template_of,
-    check_tokenizer,
-    eos_id,
-    load_chat_template,
     own_template,
     parse_tokenizer,
     read_given,
     resolve_template,
-    special_tokens_of,
-    start_id,
 )
+from pretrain.tokenizer.roles import eos_id, special_tokens_of, start_id
+from pretrain.tokenizer.train import check_tokenizer
 
 _log = logging.getLogger(__name__)
 

@@ -23,8 +23,8 @@ from pretrain.preparation.readers.messages import (
     read_tools,
 )
 from pretrain.preparation.readers.record_fields import RecordError, encode, kind_of, text_of
-from pretrain.tokenizer import ASSISTANT as TARGET_ROLE
-from pretrain.tokenizer import ChatTemplate, ChatTemplateError, load_chat_template
+from pretrain.tokenizer.chat_template import ASSISTANT as TARGET_ROLE
+from pretrain.tokenizer.chat_template import ChatTemplate, ChatTemplateError, load_chat_template
 
 # Fields of Alpaca's records (Taori et al. 2023), and of both that LLaMA-Factory adds.
 _INSTRUCTION = "instruction"

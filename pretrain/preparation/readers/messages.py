@@ -15,7 +15,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from pretrain.preparation.readers.record_fields import RecordError, bad_field, describe, encode, kind_of
-from pretrain.tokenizer import ASSISTANT, ChatTemplate
+from pretrain.tokenizer.chat_template import ASSISTANT, ChatTemplate
 from pretrain.utils.safe_read import parse_json
 
 ROLES = ("system", "developer", "user", "tool", "function", "ipython", ASSISTANT)

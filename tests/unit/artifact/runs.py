@@ -17,7 +17,8 @@ from pretrain.dist import World
 from pretrain.model import build_model, init_weights
 from pretrain.preparation.prepare import prepare
 from pretrain.shards.index import load_index
-from pretrain.tokenizer import load_tokenizer, special_tokens_of
+from pretrain.tokenizer.file import load_tokenizer
+from pretrain.tokenizer.roles import special_tokens_of
 from pretrain.types import EMA, Fragment
 
 TEXTS = [

@@ -22,7 +22,8 @@ from pretrain.interop.tokenizer import load_hub_tokenizer, tokenizer_files
 from pretrain.preparation.prepare import prepare
 from pretrain.shards.dataset import open_dataset
 from pretrain.shards.index import load_index
-from pretrain.tokenizer import dump_tokenizer, load_tokenizer, start_id
+from pretrain.tokenizer.file import dump_tokenizer, load_tokenizer
+from pretrain.tokenizer.roles import start_id
 from tests.helpers.tokenizers import train_bpe
 from tests.unit.artifact.runs import TEXTS, write_text_run
 from tests.unit.preparation.test_templates import members_of, prepared

@@ -8,8 +8,8 @@ import pytest
 from pretrain.artifact.lora import check_tokens
 from pretrain.config.prepare import TokenizerConfig
 from pretrain.errors import DataError
-from pretrain.tokenizer import dump_tokenizer, train_tokenizer
-from pretrain.tokenizer.file import read_given
+from pretrain.tokenizer.file import dump_tokenizer, read_given
+from pretrain.tokenizer.train import train_tokenizer
 
 
 def written(folder, text, **options):

@@ -18,7 +18,7 @@ from pretrain.config.model import SpecialTokens
 from pretrain.errors import CheckpointError, ConfigError, DataError, DiskError
 from pretrain.inspect.describe import describe
 from pretrain.interop.tokenizer import wrap_tokenizer_json
-from pretrain.tokenizer import dump_tokenizer
+from pretrain.tokenizer.file import dump_tokenizer
 from pretrain.types import Batch
 from pretrain.utils.io import set_fault_hook
 from tests.helpers.lent import quiet_transformers

@@ -15,8 +15,9 @@ from pretrain.checkpoint.format import MODEL_FILE
 from pretrain.cli import run
 from pretrain.config.model import RecurrentConfig, SpecialTokens
 from pretrain.errors import EXIT_OK, EXIT_USAGE, ConfigError
-from pretrain.generation import Constraints, generate
-from pretrain.tokenizer import EOS
+from pretrain.generation.constraints import Constraints
+from pretrain.generation.sampling import generate
+from pretrain.tokenizer.special_tokens import EOS
 from pretrain.types import GenerationDefaults
 from tests.helpers.lent import quiet_transformers
 from tests.helpers.tokenizers import train_char

@@ -11,7 +11,8 @@ from pretrain.datacheck.shown_rows import describe_rows
 from pretrain.objective import RowContext
 from pretrain.rows import TokenRows
 from pretrain.shards.reader import ShardSet
-from pretrain.tokenizer import describe_vocabulary, load_tokenizer
+from pretrain.tokenizer.file import load_tokenizer
+from pretrain.tokenizer.roles import describe_vocabulary
 from tests.helpers.tokenizers import train_bpe
 from tests.unit.report.data_folders import make_folder, make_texts
 

@@ -12,7 +12,7 @@ from pretrain.datacheck.stats_text import draw_stats, print_stats
 from pretrain.errors import ConfigError, DataError
 from pretrain.shards.index import load_index
 from pretrain.shards.reader import ShardSet
-from pretrain.tokenizer import load_tokenizer
+from pretrain.tokenizer.file import load_tokenizer
 from tests.helpers.shards import read_split
 from tests.unit.report.data_folders import make_folder, make_texts
 

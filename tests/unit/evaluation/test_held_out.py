@@ -21,7 +21,8 @@ from pretrain.objective.masked import masked_rows
 from pretrain.preparation.normalize import build_normalizers
 from pretrain.preparation.prepare import prepare
 from pretrain.shards.index import load_index
-from pretrain.tokenizer import describe_vocabulary, load_tokenizer
+from pretrain.tokenizer.file import load_tokenizer
+from pretrain.tokenizer.roles import describe_vocabulary
 from pretrain.types import IGNORE_INDEX, Batch, StackRows
 from tests.helpers.corpus import write_rows
 from tests.unit.artifact.runs import NORMALIZE, TEXTS, write_pairs, write_run, write_text_run, write_texts

@@ -12,7 +12,8 @@ from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.presets import expand_preset
 from pretrain.errors import DataError
 from pretrain.evaluation.row_loss import ModelLoss, RowSums, compare_rows, evaluate_loss, sum_rows
-from pretrain.generation import Constraints, generate
+from pretrain.generation.constraints import Constraints
+from pretrain.generation.sampling import generate
 from pretrain.model import build_model
 from pretrain.model.build import init_weights
 from pretrain.objective import build_loss

@@ -5,7 +5,9 @@ from itertools import pairwise
 import pytest
 
 from pretrain.errors import ConfigError
-from pretrain.generation import Beams, Constraints, beam_search, generate
+from pretrain.generation.beam import Beams, beam_search
+from pretrain.generation.constraints import Constraints
+from pretrain.generation.sampling import generate
 from tests.unit.generation.models import PRESETS, log_prob_of, random_prompts, read_again, tiny_model
 
 VOCAB = 5

@@ -8,9 +8,11 @@ import pytest
 from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.errors import ConfigError
-from pretrain.generation import GREEDY, Beams, Constraints
+from pretrain.generation.beam import Beams
 from pretrain.generation.command import fill_masks, run_generate
+from pretrain.generation.constraints import Constraints
 from pretrain.generation.generation_options import Options
+from pretrain.generation.sampling import GREEDY
 from pretrain.generation.text import generate_text
 from pretrain.types import GenerationDefaults
 from tests.helpers.tokenizers import train_char

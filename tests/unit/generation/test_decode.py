@@ -6,8 +6,10 @@ import pytest
 import torch
 
 from pretrain.errors import CheckpointError, ConfigError
-from pretrain.generation import GREEDY, Beams, Constraints, Sampling, beam_search, generate, stream
+from pretrain.generation.beam import Beams, beam_search
+from pretrain.generation.constraints import Constraints
 from pretrain.generation.incremental_decoder import IncrementalDecoder
+from pretrain.generation.sampling import GREEDY, Sampling, generate, stream
 from pretrain.model import KVCache, kv_cache
 from pretrain.types import Batch
 from tests.unit.generation.models import LENGTHS, PRESETS, log_prob_of, random_prompts, read_greedily, tiny_model

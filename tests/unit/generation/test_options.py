@@ -3,8 +3,10 @@
 import pytest
 
 from pretrain.errors import ConfigError
-from pretrain.generation import GREEDY, Beams, Constraints, Sampling
+from pretrain.generation.beam import Beams
+from pretrain.generation.constraints import Constraints
 from pretrain.generation.generation_options import Options
+from pretrain.generation.sampling import GREEDY, Sampling
 from pretrain.types import GenerationDefaults
 from tests.unit.generation.codecs import byte_codec
 from tests.unit.generation.models import tiny_model

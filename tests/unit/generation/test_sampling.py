@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from pretrain.errors import ConfigError
-from pretrain.generation import GREEDY, RowSeeds, Sampling, sample
+from pretrain.generation.sampling import GREEDY, RowSeeds, Sampling, sample
 
 LOGITS = torch.tensor([0.5, 3.0, -1.0, 2.0, 2.5, 1.0]).log_softmax(dim=0)
 

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain.errors import ConfigError
-from pretrain.generation import GREEDY, Constraints
+from pretrain.generation.constraints import Constraints
 from pretrain.generation.generation_options import Options
+from pretrain.generation.sampling import GREEDY
 from pretrain.generation.stop_strings import StopFilter, StopStrings
 from pretrain.generation.text import generate_text, stream_text
 from pretrain.types import GenerationDefaults

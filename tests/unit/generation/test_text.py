@@ -3,7 +3,9 @@
 import pytest
 
 from pretrain.errors import ConfigError
-from pretrain.generation import GREEDY, Beams, Constraints, Sampling, beam_search, generate
+from pretrain.generation.beam import Beams, beam_search
+from pretrain.generation.constraints import Constraints
+from pretrain.generation.sampling import GREEDY, Sampling, generate
 from pretrain.generation.text import GeneratedText, encode_prompt, generate_text, stream_text
 from tests.unit.generation.codecs import TEXTS, byte_codec, sentencepiece_codec
 from tests.unit.generation.models import random_prompts, tiny_model

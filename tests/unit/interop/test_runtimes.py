@@ -12,7 +12,7 @@ from pretrain.families import FAMILIES
 from pretrain.interop.runtimes import Exported, find_runtime
 from pretrain.interop.runtimes.gguf_vocabulary import read_vocabulary
 from pretrain.interop.write import About
-from pretrain.tokenizer import dump_tokenizer
+from pretrain.tokenizer.file import dump_tokenizer
 from tests.helpers.tokenizers import train_bpe, train_char, train_sentencepiece
 from tests.unit.interop.releases import tiny
 from tests.unit.interop.test_card import card

@@ -15,7 +15,8 @@ from pretrain.config.model import SpecialTokens
 from pretrain.errors import DataError
 from pretrain.families import FAMILIES
 from pretrain.interop.tokenizer import load_hub_tokenizer, reads_otherwise, tokenizer_files, wrap_tokenizer_json
-from pretrain.tokenizer import dump_tokenizer, eos_id
+from pretrain.tokenizer.file import dump_tokenizer
+from pretrain.tokenizer.roles import eos_id
 from tests.helpers.tokenizers import train_bpe, train_char
 
 # Marian's punctuation normaliser is optional, and asks to be installed.

@@ -9,7 +9,8 @@ from torch._dynamo.testing import CompileCounter
 from torch.nn import functional
 
 from pretrain.config.engine import PLAIN_ENGINE
-from pretrain.generation import Constraints, generate
+from pretrain.generation.constraints import Constraints
+from pretrain.generation.sampling import generate
 from pretrain.model import KVCache, build_model, kv_cache
 from pretrain.model.build import initial_weight
 from pretrain.optim.groups import group_parameters

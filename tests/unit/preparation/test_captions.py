@@ -23,7 +23,7 @@ from pretrain.shards.index import load_index
 from pretrain.shards.reader import ShardSet
 from pretrain.shards.remote_store import open_store
 from pretrain.shards.store import ShardStore
-from pretrain.tokenizer import load_tokenizer
+from pretrain.tokenizer.file import load_tokenizer
 from tests.helpers.corpus import digests
 from tests.helpers.images import encode, noise, write_colors
 from tests.helpers.servers import serve_folder

@@ -11,7 +11,8 @@ import pytest
 from pretrain.errors import ConfigError
 from pretrain.preparation.split import TRAIN, VALIDATION, parse_split
 from pretrain.shards.index import load_index
-from pretrain.tokenizer import UNK, dump_tokenizer, load_tokenizer, tokenizer_hash
+from pretrain.tokenizer.file import dump_tokenizer, load_tokenizer, tokenizer_hash
+from pretrain.tokenizer.special_tokens import UNK
 from tests.helpers.corpus import WORDS, digests, write_corpus
 from tests.helpers.tokenizers import train_bpe
 from tests.unit.data.prepared import options, prepare

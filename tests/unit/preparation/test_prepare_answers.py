@@ -12,7 +12,7 @@ from pretrain.preparation.prepare import prepare
 from pretrain.preparation.split import TRAIN, VALIDATION
 from pretrain.rows import IGNORE_INDEX
 from pretrain.shards.reader import ShardReader
-from pretrain.tokenizer import fit_documents
+from pretrain.tokenizer.file import fit_documents
 from tests.helpers.corpus import write_rows
 from tests.helpers.prepare_config import labels_config
 

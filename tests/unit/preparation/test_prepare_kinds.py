@@ -17,7 +17,7 @@ from pretrain.preparation.split import TRAIN, VALIDATION
 from pretrain.preparation.text_pieces import document_key
 from pretrain.shards.index import load_index
 from pretrain.shards.reader import ShardReader
-from pretrain.tokenizer import load_tokenizer
+from pretrain.tokenizer.file import load_tokenizer
 from tests.helpers.corpus import WORDS, digests, write_rows
 from tests.helpers.killed import count_writes, run_killed
 from tests.helpers.prepare_config import prepare_config

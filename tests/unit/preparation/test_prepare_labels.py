@@ -18,7 +18,7 @@ from pretrain.preparation.split import TRAIN, VALIDATION
 from pretrain.rows import IGNORE_INDEX
 from pretrain.shards.index import load_index
 from pretrain.shards.reader import ShardReader
-from pretrain.tokenizer import load_tokenizer
+from pretrain.tokenizer.file import load_tokenizer
 from tests.helpers.corpus import digests, write_rows
 from tests.helpers.prepare_config import labels_config
 

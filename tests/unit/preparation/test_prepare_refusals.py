@@ -8,7 +8,7 @@ import pytest
 from pretrain.errors import ConfigError, DataError, DiskError
 from pretrain.preparation import part as part_module
 from pretrain.preparation.output import PREPARE_LOCK
-from pretrain.tokenizer import dump_tokenizer
+from pretrain.tokenizer.file import dump_tokenizer
 from tests.helpers.corpus import WORDS, digests
 from tests.helpers.tokenizers import train_bpe
 from tests.unit.data.prepared import options, prepare

@@ -9,7 +9,7 @@ import pytest
 
 from pretrain.errors import DiskError, LockedError
 from pretrain.preparation.output import ORPHAN_WAIT_S, PREPARE_LOCK, WORKERS_LOCK
-from pretrain.tokenizer import dump_tokenizer
+from pretrain.tokenizer.file import dump_tokenizer
 from tests.helpers.clock import FakeClock
 from tests.helpers.corpus import digests
 from tests.helpers.killed import count_writes, run_killed

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.preparation.filters import TooManyBadError
-from pretrain.tokenizer import dump_tokenizer
+from pretrain.tokenizer.file import dump_tokenizer
 from tests.helpers.corpus import digests
 from tests.helpers.killed import run_killed
 from tests.helpers.tokenizers import train_bpe

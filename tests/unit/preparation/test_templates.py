@@ -14,7 +14,7 @@ from pretrain.errors import DataError
 from pretrain.preparation.filters import MAX_UNUSED
 from pretrain.preparation.prepare import prepare, run_prepare
 from pretrain.shards.index import load_index
-from pretrain.tokenizer import load_tokenizer
+from pretrain.tokenizer.file import load_tokenizer
 
 CHAT = [{"role": "user", "content": "say <|im_end|> now"}, {"role": "assistant", "content": "It is done."}]
 

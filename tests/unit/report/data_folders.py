@@ -6,7 +6,8 @@ import numpy as np
 
 from pretrain.shards.index import DataIndex, build_split, write_index
 from pretrain.shards.writer import ShardWriter
-from pretrain.tokenizer import dump_tokenizer, eos_id, tokenizer_hash
+from pretrain.tokenizer.file import dump_tokenizer, tokenizer_hash
+from pretrain.tokenizer.roles import eos_id
 from tests.helpers.shards import add_document
 from tests.helpers.tokenizers import train_char
 

@@ -8,7 +8,8 @@ from typing import Any
 from tokenizers import AddedToken
 
 from pretrain.shards.index import DataIndex, write_index
-from pretrain.tokenizer import dump_tokenizer, load_tokenizer, tokenizer_hash, vocabulary_size
+from pretrain.tokenizer.file import dump_tokenizer, load_tokenizer, tokenizer_hash
+from pretrain.tokenizer.roles import vocabulary_size
 from tests.unit.report.data_folders import make_folder
 
 SENTINELS = tuple(f"<extra_id_{number}>" for number in range(40))

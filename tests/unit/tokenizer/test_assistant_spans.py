@@ -3,7 +3,7 @@
 import pytest
 from transformers.utils.chat_template_utils import render_jinja_template
 
-from pretrain.tokenizer import ChatTemplateError, load_chat_template
+from pretrain.tokenizer.chat_template import ChatTemplateError, load_chat_template
 from tests.helpers.chat_templates import CHATML, FAMILIES, GENERATION
 
 BEGIN, END = "{% generation %}", "{% endgeneration %}"

@@ -9,8 +9,10 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, trainers
 
 from pretrain.config.prepare import TokenizerConfig
-from pretrain.tokenizer import EOS, describe_vocabulary, eos_id, load_tokenizer, special_tokens_of, train_tokenizer
-from pretrain.tokenizer.roles import build_word_finder
+from pretrain.tokenizer.file import load_tokenizer
+from pretrain.tokenizer.roles import build_word_finder, describe_vocabulary, eos_id, special_tokens_of
+from pretrain.tokenizer.special_tokens import EOS
+from pretrain.tokenizer.train import train_tokenizer
 from tests.helpers.tokenizers import train_sentencepiece
 
 ROOT = Path(__file__).parents[3]

@@ -12,7 +12,8 @@ from tokenizers import Tokenizer
 
 from pretrain.config.prepare import TokenizerConfig
 from pretrain.errors import DataError
-from pretrain.tokenizer import dump_tokenizer, load_tokenizer, read_given, sentinel_ids, special_tokens_of
+from pretrain.tokenizer.file import dump_tokenizer, load_tokenizer, read_given
+from pretrain.tokenizer.roles import sentinel_ids, special_tokens_of
 from tests.unit.interop.hub_server import Hub
 from tests.unit.tokenizer.test_kinds import LICENSE, ROOT, train
 
@@ -153,7 +154,7 @@ def test_a_file_that_is_no_tokenizer_is_named(tmp_path):
 PROGRAM = """
 import hashlib, sys
 from pretrain.config.prepare import TokenizerConfig
-from pretrain.tokenizer import read_given
+from pretrain.tokenizer.file import read_given
 from pretrain.errors import PretrainError
 for name in sys.argv[1:]:
     try:

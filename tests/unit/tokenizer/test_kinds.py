@@ -14,7 +14,10 @@ from tokenizers import Tokenizer
 
 from pretrain.config.prepare import TokenizerConfig
 from pretrain.errors import ConfigError
-from pretrain.tokenizer import build_encoder, check_tokenizer, dump_tokenizer, train_tokenizer, vocabulary_size
+from pretrain.tokenizer.encoder import build_encoder
+from pretrain.tokenizer.file import dump_tokenizer
+from pretrain.tokenizer.roles import vocabulary_size
+from pretrain.tokenizer.train import check_tokenizer, train_tokenizer
 
 ROOT = Path(__file__).parents[3]
 TEXTS = [
@@ -210,7 +213,7 @@ def test_special_tokens_are_special_when_the_file_is_read_again():
 
 PROGRAM = """
 import hashlib, sys
-from pretrain.tokenizer import dump_tokenizer
+from pretrain.tokenizer.file import dump_tokenizer
 from tests.unit.tokenizer.test_kinds import KINDS, LICENSE, TEXTS, train
 for kind in KINDS:
     print(kind, hashlib.sha256(dump_tokenizer(train(kind, LICENSE + TEXTS))).hexdigest())

@@ -8,7 +8,8 @@ from tokenizers import Regex, Tokenizer, normalizers, pre_tokenizers
 from pretrain.config.prepare import TokenizerConfig
 from pretrain.errors import DataError
 from pretrain.interop.tokenizer import load_hub_tokenizer
-from pretrain.tokenizer import check_template_of, read_given, release_probe
+from pretrain.tokenizer import release_probe
+from pretrain.tokenizer.file import check_template_of, read_given
 from pretrain.tokenizer.release_probe import CONVERSATION, TOOLS, check_patterns, check_renderings
 from tests.helpers.chat_templates import CHATML, FAMILIES
 from tests.unit.preparation.readers.test_messages import TOOL_USE

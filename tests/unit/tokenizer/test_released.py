@@ -14,8 +14,9 @@ from transformers import AutoTokenizer
 
 from pretrain.config.prepare import TokenizerConfig
 from pretrain.errors import DataError
-from pretrain.tokenizer import dump_tokenizer, read_given, read_release, train_tokenizer
+from pretrain.tokenizer.file import dump_tokenizer, read_given, read_release
 from pretrain.tokenizer.released import list_tokenizer_files, read_released
+from pretrain.tokenizer.train import train_tokenizer
 from tests.helpers.tokenizers import train_bpe, train_sentencepiece
 from tests.unit.tokenizer.test_kinds import LICENSE
 

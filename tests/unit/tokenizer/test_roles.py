@@ -6,7 +6,8 @@ import pytest
 from tokenizers import Tokenizer, models
 
 from pretrain.config.model import SpecialTokens
-from pretrain.tokenizer import KNOWN_EOS, dump_tokenizer, eos_id, load_tokenizer, sentinel_ids, special_tokens_of
+from pretrain.tokenizer.file import dump_tokenizer, load_tokenizer
+from pretrain.tokenizer.roles import KNOWN_EOS, eos_id, sentinel_ids, special_tokens_of
 from tests.unit.tokenizer.test_kinds import KINDS, encode, train
 
 

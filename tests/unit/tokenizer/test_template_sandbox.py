@@ -6,7 +6,8 @@ import signal
 import pytest
 
 from pretrain.errors import DataError
-from pretrain.tokenizer import load_chat_template, template_sandbox
+from pretrain.tokenizer import template_sandbox
+from pretrain.tokenizer.chat_template import load_chat_template
 from pretrain.tokenizer.template_sandbox import TemplateSandbox, sandbox
 
 MEMORY = "takes more than 128 MiB of memory"

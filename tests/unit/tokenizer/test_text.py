@@ -7,7 +7,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers, pre_tokenizers
 
-from pretrain.tokenizer import cut_text, display_tokens, dump_tokenizer, is_cut_safe
+from pretrain.tokenizer.encoder import display_tokens
+from pretrain.tokenizer.file import dump_tokenizer
+from pretrain.tokenizer.words import cut_text, is_cut_safe
 from tests.unit.tokenizer.test_kinds import KINDS, LICENSE, TEXTS, encode, train
 
 CORPUS = [*LICENSE, *TEXTS, "<extra_id_0> <|endoftext|> </s> <0x41> [MASK] <unused_0> <UNK>\n" * 20]

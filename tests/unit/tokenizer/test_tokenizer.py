@@ -8,18 +8,11 @@ from hypothesis import strategies as st
 from tokenizers import Tokenizer, models
 
 from pretrain.errors import ConfigError, DataError
-from pretrain.tokenizer import (
-    EOS,
-    UNK,
-    build_encoder,
-    cut_text,
-    dump_tokenizer,
-    eos_id,
-    load_tokenizer,
-    token_dtype,
-    tokenizer_hash,
-    vocabulary_size,
-)
+from pretrain.tokenizer.encoder import build_encoder
+from pretrain.tokenizer.file import dump_tokenizer, load_tokenizer, tokenizer_hash
+from pretrain.tokenizer.roles import eos_id, token_dtype, vocabulary_size
+from pretrain.tokenizer.special_tokens import EOS, UNK
+from pretrain.tokenizer.words import cut_text
 from tests.helpers.tokenizers import train_bpe, train_char
 
 TEXTS = [

@@ -9,7 +9,8 @@ from pretrain.artifact.plain_codec import PlainCodec
 from pretrain.config.presets import expand_preset
 from pretrain.config.run import RunConfig
 from pretrain.errors import ConfigError
-from pretrain.generation import Constraints, Sampling
+from pretrain.generation.constraints import Constraints
+from pretrain.generation.sampling import Sampling
 from pretrain.generation.text import generate_text
 from pretrain.training.samples import Samples, TextReader
 from tests.helpers.tokenizers import train_char

@@ -19,7 +19,8 @@ from pretrain.errors import CheckpointError, ConfigError
 from pretrain.interop.tensors import parameter_shapes
 from pretrain.model import build_model
 from pretrain.run.folder import RunDir
-from pretrain.tokenizer import dump_tokenizer, train_tokenizer
+from pretrain.tokenizer.file import dump_tokenizer
+from pretrain.tokenizer.train import train_tokenizer
 from pretrain.training.initial_weights import InitialWeights, take_weights
 from pretrain.training.resolution import pin_start
 from pretrain.utils.io import set_fault_hook

@@ -8,7 +8,8 @@ from tokenizers import processors
 from pretrain.errors import ConfigError, DataError
 from pretrain.preparation.convert.convert_part import TextBytes
 from pretrain.shards.index import load_index
-from pretrain.tokenizer import EOS, load_tokenizer, tokenizer_hash
+from pretrain.tokenizer.file import load_tokenizer, tokenizer_hash
+from pretrain.tokenizer.special_tokens import EOS
 from tests.helpers.corpus import WORDS, digests
 from tests.helpers.tokenizers import train_bpe
 from tests.unit.preparation.convert import writers

@@ -6,7 +6,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from pretrain.errors import ConfigError, DataError, LockedError
 from pretrain.preparation.output import lock_folder
-from pretrain.tokenizer import dump_tokenizer
+from pretrain.tokenizer.file import dump_tokenizer
 from tests.helpers.corpus import digests
 from tests.unit.preparation.convert import writers
 from tests.unit.preparation.convert.asked import DOCUMENTS, convert, options

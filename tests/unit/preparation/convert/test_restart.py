@@ -13,7 +13,7 @@ import pytest
 from pretrain.errors import DataError, DiskError
 from pretrain.preparation.convert import token_file
 from pretrain.shards.index import load_index
-from pretrain.tokenizer import dump_tokenizer
+from pretrain.tokenizer.file import dump_tokenizer
 from tests.helpers.corpus import WORDS, digests
 from tests.helpers.killed import count_writes, run_killed
 from tests.helpers.tokenizers import train_bpe

@@ -14,7 +14,8 @@ from backports import zstd
 from tokenizers import AddedToken, Tokenizer, decoders, models
 
 from pretrain.shards.index import DataIndex
-from pretrain.tokenizer import EOS, dump_tokenizer
+from pretrain.tokenizer.file import dump_tokenizer
+from pretrain.tokenizer.special_tokens import EOS
 
 EOS_ID = 0
 VOCAB_SIZE = 300
