@@ -63,7 +63,12 @@ def job_code(cause: tuple[int, int] | None, ended: Mapping[int, int]) -> int:
     """Returns the job's exit code."""
     if cause is None:
         return EXIT_RESUME_ME if EXIT_RESUME_ME in ended.values() else EXIT_OK
-    return 128 - cause[1] if cause[1] < 0 else cause[1]
+    return shell_code(cause[1])
+
+
+def shell_code(code: int) -> int:
+    """Returns the exit code of a process as a shell has it: 128 and the number of a signal."""
+    return 128 - code if code < 0 else code
 
 
 def describe_failure(rank: int, code: int, host: str | None = None) -> str:

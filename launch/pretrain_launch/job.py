@@ -53,7 +53,7 @@ from pretrain.run.owner import LEASE_S
 from pretrain.utils.io import make_dir, remove_tree, write_file
 from pretrain.utils.process import guard_streams
 from pretrain.utils.units import plural
-from pretrain_launch.exits import StepExit, are_ready, read_ending
+from pretrain_launch.exits import StepExit, are_ready, read_ending, shell_code
 from pretrain_launch.job_start import (
     AT_LIMIT,
     JobStart,
@@ -237,7 +237,7 @@ class Driver:
         say(f"{ranks} on {', '.join(nodes)}, rendezvous at {meeting.endpoint}")
         exits = make_dir(self._run.launch / "exits" / identity)
         write_file(exits / "hostfile", hostfile_text(meeting).encode())
-        tasks = spec.ranks_per_node if spec.mode == "srun" else 1
+        tasks = spec.tasks_per_node
         command = [
             *step_command(spec, nodes, tasks),
             *("--kill-on-bad-exit=1", f"--wait={END_WAIT_S}"),
@@ -272,7 +272,7 @@ class Driver:
                     # srun passes it on to every process of the step; a rank ignores it from the second time on.
                     process.send_signal(signal.SIGUSR1)
             time.sleep(POLL_S)
-        return process.returncode if process.returncode >= 0 else 128 - process.returncode
+        return shell_code(process.returncode)
 
     def _asked(self) -> str:
         return signal.Signals(self._signals[0]).name if self._signals else "a signal"

@@ -17,7 +17,7 @@ from pathlib import Path
 from pretrain.config.engine import JOB_GPUS
 from pretrain.errors import EXIT_OK, EXIT_UNAVAILABLE, PretrainError
 from pretrain.utils.io import disk_errors, make_dir
-from pretrain.utils.process import guard_streams
+from pretrain.utils.process import guard_streams, usable_cores
 from pretrain.utils.safe_read import parse_json
 from pretrain_launch.exits import find_cause, job_code, note_exit, noted_ranks
 from pretrain_launch.modes import Meeting, launcher_command, rank_variables
@@ -28,8 +28,7 @@ from pretrain_launch.spec import LaunchSpec, load_spec
 
 def node_environment(base: Mapping[str, str], spec: LaunchSpec, interface: str | None) -> dict[str, str]:
     """Adds defaults to the environment of the ranks of a node; variables of the user stay."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    defaults = {"OMP_NUM_THREADS": str(max(1, cores // spec.ranks_per_node))}
+    defaults = {"OMP_NUM_THREADS": str(max(1, usable_cores() // spec.ranks_per_node))}
     if spec.gpus_per_node and spec.site.gpus != "none":
         defaults[JOB_GPUS] = str(spec.gpus_per_node)
     if interface:

@@ -18,7 +18,7 @@ from typing import BinaryIO
 
 from pretrain.errors import EXIT_OK, EXIT_RESUME_ME
 from pretrain.utils.process import die_with, guard_streams
-from pretrain_launch.exits import last_error, note_exit
+from pretrain_launch.exits import last_error, note_exit, shell_code
 
 BLOCKED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 """Blocked until the rank can answer them: Slurm sends its signals to every process of a step."""
@@ -56,7 +56,7 @@ def run_rank(config: str, logs: Path, exits: Path) -> int:
         note_exit(exits, "rank", rank, rank=rank, host=socket.gethostname(), code=code, said=said)
     if file:
         file.close()
-    return EXIT_OK if code == EXIT_RESUME_ME else 128 - code if code < 0 else code
+    return EXIT_OK if code == EXIT_RESUME_ME else shell_code(code)
 
 
 def main() -> None:

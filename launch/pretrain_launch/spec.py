@@ -58,6 +58,11 @@ class LaunchSpec(Section):
         return RunDir(Path(self.run))
 
     @property
+    def tasks_per_node(self) -> int:
+        """Tasks of Slurm a node: a launcher starts the ranks itself."""
+        return self.ranks_per_node if self.mode == "srun" else 1
+
+    @property
     def config(self) -> Path:
         """The config that the ranks read."""
         return self.folder.launch / "config.yaml"

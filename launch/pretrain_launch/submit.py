@@ -96,7 +96,7 @@ def sbatch_command(spec: LaunchSpec, target: Path, elements: Sequence[int] = ())
 
 def _node_options(spec: LaunchSpec) -> dict[str, object]:
     """Returns the options of sbatch for nodes, tasks and CPUs; None for none."""
-    tasks = spec.ranks_per_node if spec.mode == "srun" else 1
+    tasks = spec.tasks_per_node
     cpus = spec.site.cpus_per_node
     # Slurm's default of a CPU a task would be one for all ranks of a launcher.
     if not cpus and not spec.site.exclusive:

@@ -21,6 +21,7 @@ from pretrain.interop.tensors import parameter_shapes
 from pretrain.plan.params import count_parameters, names_of_tables
 from pretrain.run.folder import RunDir
 from pretrain.types import EMA, GenerationDefaults
+from pretrain.utils.units import listed
 
 TOKENIZER_FOLDER = "tokenizer"
 
@@ -277,9 +278,7 @@ def _resize_positions(table_TD: Tensor, before: int, length: int) -> Tensor:
 
 
 def _listed(shapes: Mapping[str, Shape]) -> str:
-    names = sorted(shapes)
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(f"{name} {list(shapes[name])}" for name in names[:_SHOWN]) + more
+    return listed([f"{name} {list(shape)}" for name, shape in sorted(shapes.items())], _SHOWN)
 
 
 A_SUFFIX = ".lora_A.default.weight"

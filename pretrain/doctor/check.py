@@ -8,12 +8,13 @@ from typing import TYPE_CHECKING, Any, Literal
 from pydantic import TypeAdapter
 
 from pretrain.errors import EXIT_OK, EXIT_UNAVAILABLE
+from pretrain.utils.units import listed
 
 if TYPE_CHECKING:
     from rich.console import Console
 
 Status = Literal["pass", "warn", "fail"]
-_MOST_HOSTS = 4
+MOST_HOSTS = 4
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,12 +61,6 @@ def read_reports(text: str) -> list[Report]:
     return reports
 
 
-def list_hosts(hosts: Sequence[str]) -> str:
-    """Returns `n1, n2, n3, n4 and 60 more`."""
-    shown = ", ".join(hosts[:_MOST_HOSTS])
-    return shown if len(hosts) <= _MOST_HOSTS else f"{shown} and {len(hosts) - _MOST_HOSTS} more"
-
-
 def merge_reports(reports: Sequence[Report]) -> list[Check]:
     """Merges the checks of several hosts; those that do not pass name their hosts."""
     merged: list[Check] = []
@@ -81,7 +76,7 @@ def merge_reports(reports: Sequence[Report]) -> list[Check]:
             more = f"{host}: {first.detail}; {len(entries) - 1} more pass"
             merged.append(first if is_same else replace(first, detail=more))
         for check, hosts in bad.items():
-            merged.append(replace(check, detail=f"{list_hosts(hosts)}: {check.detail}"))
+            merged.append(replace(check, detail=f"{listed(hosts, MOST_HOSTS)}: {check.detail}"))
     return merged
 
 

@@ -12,6 +12,7 @@ import psutil
 
 from pretrain.config.engine import EngineConfig
 from pretrain.doctor.check import Check, Status
+from pretrain.utils.process import usable_cores
 
 _ASK_WITHIN_S = 10.0
 _TF32_SWITCH = "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"
@@ -135,9 +136,8 @@ def _processor_flags() -> set[str]:
 
 def check_cores(ranks_here: int) -> Check:
     """Compares the cores that this process may use with the ranks of this host."""
-    total = os.cpu_count() or 1
-    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else total
-    text = f"{usable} of {total}"
+    usable = usable_cores()
+    text = f"{usable} of {os.cpu_count() or 1}"
     if ranks_here > usable:
         fix = "ask Slurm for more (--cpus-per-task), or start fewer ranks"
         return Check("CPU cores", "warn", f"{text} for {ranks_here} ranks: they take turns", fix)

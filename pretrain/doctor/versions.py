@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any
 
 import pretrain
-from pretrain.doctor.check import Check, Report, list_hosts, merge_reports
+from pretrain.doctor.check import MOST_HOSTS, Check, Report, merge_reports
 from pretrain.errors import LaunchError, install_fix
 from pretrain.run.folder import package_versions
-from pretrain.utils.units import plural
+from pretrain.utils.units import listed, plural
 
 _UNCOMPARED = {"wandb"}  # rank 0 alone uses it
 
@@ -50,7 +50,7 @@ def find_differences(hosts: Sequence[tuple[str, dict[str, str]]]) -> list[str]:
                 places.append(host)
         if len(by_version) > 1:
             rarest = sorted(by_version.items(), key=lambda item: len(item[1]))
-            shown = ", ".join(f"{version} on {list_hosts(places)}" for version, places in rarest)
+            shown = ", ".join(f"{version} on {listed(places, MOST_HOSTS)}" for version, places in rarest)
             differences.append(f"{name} is {shown}")
     return differences
 

@@ -8,6 +8,7 @@ from pretrain.errors import ConfigError
 from pretrain.families import FAMILIES
 from pretrain.families.family import Family
 from pretrain.families.label_names import unit_of
+from pretrain.utils.units import listed
 
 _SHOWN = 6
 """Differences that are written out in an error."""
@@ -33,7 +34,7 @@ def choose_family(config: ModelConfig, name: str | None = None) -> Family:
         distance = sum(not text.startswith("head.kind=") for text in different)
         candidates.append((other_shape, distance, different, family.model_type))
     _, _, different, nearest = min(candidates, key=lambda entry: entry[:2])
-    keys = _listed(different)
+    keys = listed(different, _SHOWN)
     what = f"{name} does not represent this model exactly; it has"
     if name is None:
         what = f"no Hugging Face family represents this model exactly; the nearest, {nearest}, has"
@@ -49,13 +50,8 @@ def why_not_its_own(config: ModelConfig, chosen: str) -> str:
     if config.family in (None, chosen) or config.family not in FAMILIES:
         return ""
     what = f"a {config.family} does not represent this model any more"
-    different = _listed(differences(config, FAMILIES[config.family]))
+    different = listed(differences(config, FAMILIES[config.family]), _SHOWN)
     return f"exported as {chosen}, since {what}: it has {different}"
-
-
-def _listed(different: list[str]) -> str:
-    more = f" and {len(different) - _SHOWN} more" if len(different) > _SHOWN else ""
-    return ", ".join(different[:_SHOWN]) + more
 
 
 def differences(config: ModelConfig, family: Family) -> list[str]:

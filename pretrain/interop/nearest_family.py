@@ -6,6 +6,7 @@ from pretrain.errors import ConfigError
 from pretrain.families import FAMILIES
 from pretrain.families.config_json import CONFIG
 from pretrain.families.family import Family
+from pretrain.utils.units import listed
 
 _SHOWN = 8
 """Keys that are written out in an error."""
@@ -66,10 +67,9 @@ def unknown_model_type(values: dict[str, Any]) -> ConfigError:
     if not theirs & read[nearest]:
         return ConfigError(problem, where=CONFIG, fix=f"known: {', '.join(FAMILIES)}")
     unread = [key for key in values if key in theirs - read[nearest]]
-    more = f" and {len(unread) - _SHOWN} more" if len(unread) > _SHOWN else ""
     keys = "knows all of its keys"
     if unread:
-        keys = f"does not know its {', '.join(unread[:_SHOWN])}{more}"
+        keys = f"does not know its {listed(unread, _SHOWN)}"
     return ConfigError(
         f"{problem}; the nearest family, {nearest}, {keys}",
         where=CONFIG,

@@ -36,6 +36,7 @@ from pretrain.interop.tensors import Shape, TensorFolder, constant_tensors, from
 from pretrain.tokenizer.released import SETTINGS_FILES, VOCABULARY_FILES
 from pretrain.utils.foreign_files import name_model
 from pretrain.utils.hub import fetch_files, is_hub_name
+from pretrain.utils.units import listed
 
 log = logging.getLogger(__name__)
 
@@ -213,7 +214,7 @@ class Release:
         there |= {one.theirs[0][0] for one in self._weights.values() if one.optional}
         missing = sorted(wanted.keys() - there)
         problems = {"missing": missing, "unexpected": unexpected, "misshapen": misshapen}
-        parts = [f"{len(names)} {kind}: {_listed(names)}" for kind, names in problems.items() if names]
+        parts = [f"{len(names)} {kind}: {listed(names, _SHOWN)}" for kind, names in problems.items() if names]
         if parts:
             fix = f"give the {CONFIG} that belongs to these weights"
             if missing and set(missing) <= self.family.aliases.keys():
@@ -291,8 +292,3 @@ def _forms(family: Family, raw: str) -> list[str]:
     for pattern, replacement in family.renames:
         forms = [re.sub(pattern, replacement, form) for form in forms]
     return [forms[0], family.prefix + forms[0], *forms[1:]]
-
-
-def _listed(names: list[str]) -> str:
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more

@@ -23,7 +23,7 @@ from pretrain.preparation.input_parts import WHOLE, InputPart, Report, Share, Wo
 from pretrain.preparation.output import TOKENIZER_NAME, hold_as_worker
 from pretrain.preparation.part_record import PartRecord, load_records, remove_leftovers
 from pretrain.preparation.progress import Progress, no_progress
-from pretrain.utils.process import die_with
+from pretrain.utils.process import die_with, usable_cores
 
 POLL_S = 0.2
 # One process is one core: `tokenizers` reads this variable at each call.
@@ -81,10 +81,7 @@ class WorkerPool:
             done_bytes = earlier_bytes + num_bytes
             self.progress(phase, done_bytes, total_bytes, earlier_documents + num_documents)
 
-        # macOS has no affinities.
-        has_affinity = hasattr(os, "sched_getaffinity")
-        num_cores = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-        num_workers = min(self.processes or num_cores, len(todo))
+        num_workers = min(self.processes or usable_cores(), len(todo))
         if num_workers <= 1:
             _run_here(start, todo, tick)
         else:

@@ -144,6 +144,13 @@ def wait_for_child(command: Sequence[str], folder: Path, environment: Mapping[st
     return 0 if code == -signal.SIGTERM else code
 
 
+def usable_cores() -> int:
+    """Returns the cores that this process may use; macOS has no affinities."""
+    if hasattr(os, "sched_getaffinity"):
+        return len(os.sched_getaffinity(0))
+    return os.cpu_count() or 1
+
+
 def start_program(file: str) -> "subprocess.Popen[bytes]":
     """Starts a file of this package as a program, which reads stdin, writes stdout, and is silent else.
 

@@ -1,4 +1,6 @@
-"""Numbers as people read them."""
+"""Numbers, and lists of names, as people read them."""
+
+from collections.abc import Sequence
 
 
 def count(number: float) -> str:
@@ -14,6 +16,12 @@ def plural(number: int, noun: str) -> str:
     """Returns `1 rank`, `1,758 documents`, `2 batches`, `3 classes`."""
     ending = "es" if noun.endswith(("ch", "ss")) else "s"
     return f"{number:,} {noun}{'' if number == 1 else ending}"
+
+
+def listed(names: Sequence[str], most: int) -> str:
+    """Returns up to `most` of the names: `a, b, c and 60 more`."""
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(names[:most]) + more
 
 
 def size(num_bytes: float) -> str:

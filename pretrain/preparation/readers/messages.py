@@ -87,7 +87,7 @@ def read_messages(record: Mapping[str, Any], name: str, template: ChatTemplate |
 def _list_messages(record: Mapping[str, Any], name: str) -> list[Any]:
     """Returns the messages of a field, or of its JSON text. Raises: RecordError."""
     value = record.get(name)
-    messages = _parse(value) if isinstance(value, str) else value
+    messages = _parse(value)
     if isinstance(messages, list):
         return messages
     if isinstance(value, str) and not isinstance(messages, str):
@@ -215,7 +215,7 @@ def _is_silent(message: Mapping[str, Any], place: str, role: str) -> bool:
 
 def _read_calls(given: Any, place: str, template: ChatTemplate | None) -> list[Any]:
     """Returns calls of tools, whose arguments are objects. Raises: RecordError."""
-    calls = _parse(given) if isinstance(given, str) else given
+    calls = _parse(given)
     if not isinstance(calls, list):
         text = f"{place} is {_say_kind(given, calls)}, not a list"
         raise RecordError(text, "write a list of calls, or its JSON")
@@ -254,7 +254,7 @@ def _take_tools(message: dict[str, Any], place: str, template: ChatTemplate | No
 
 def _read_tools(given: Any, place: str) -> list[Any] | None:
     """Returns tools of a list or its JSON text, whose functions are objects. Raises: RecordError."""
-    tools = _parse(given) if isinstance(given, str) and given.strip() else given
+    tools = _parse(given)
     if not tools:
         return None
     if not isinstance(tools, list):
@@ -302,12 +302,14 @@ def check_learned(record: Mapping[str, Any]) -> None:
             )
 
 
-def _parse(text: str) -> Any:
-    """Returns the value of JSON text; the text itself, if it is none."""
+def _parse(value: Any) -> Any:
+    """Returns the value of JSON text; any other value as it is."""
+    if not isinstance(value, str):
+        return value
     try:
-        return parse_json(text)
+        return parse_json(value)
     except ValueError:
-        return text
+        return value
 
 
 def _say_kind(given: Any, parsed: Any) -> str:
@@ -318,7 +320,7 @@ def _say_kind(given: Any, parsed: Any) -> str:
 
 
 def _object(value: Any, place: str) -> dict[str, Any]:
-    parsed = _parse(value) if isinstance(value, str) else value
+    parsed = _parse(value)
     if not isinstance(parsed, dict):
         text = f"{place} is {_say_kind(value, parsed)}, not an object"
         raise RecordError(text, "write a JSON object, as an object or as its text")
