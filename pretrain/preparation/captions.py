@@ -22,8 +22,8 @@ from pretrain.errors import DataError
 from pretrain.preparation.part_record import LengthHistogram, PartRecord
 from pretrain.preparation.pool import ShardJob
 from pretrain.preparation.split import TRAIN
-from pretrain.shards.image_writer import write_sidecar
 from pretrain.shards.index import ShardIndex
+from pretrain.shards.writer import write_sidecar
 from pretrain.tokenizer.encoder import Encoder, build_encoder
 from pretrain.tokenizer.file import dump_tokenizer, load_tokenizer
 from pretrain.tokenizer.roles import eos_id

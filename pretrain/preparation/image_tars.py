@@ -35,9 +35,9 @@ from pretrain.preparation.part_record import PARTS_DIR, PartRecord, SplitRecord,
 from pretrain.preparation.readers.records import ReadRule
 from pretrain.preparation.readers.webdataset import SKIP_BYTES, TarMember, TarReader, split_name
 from pretrain.preparation.split import SPLITS, TRAIN, VALIDATION, SplitRule, is_validation
-from pretrain.shards.image_writer import write_sidecar
 from pretrain.shards.index import ShardIndex
 from pretrain.shards.reader import load_table
+from pretrain.shards.writer import write_sidecar
 from pretrain.utils.image_file import SUFFIXES, ImageFile
 from pretrain.utils.io import disk_error, make_dir
 from pretrain.utils.safe_read import parse_json

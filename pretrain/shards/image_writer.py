@@ -18,9 +18,9 @@ from typing import NamedTuple
 import numpy as np
 
 from pretrain.errors import DiskError
-from pretrain.shards.index import ShardIndex, Sidecar
-from pretrain.shards.writer import TAR_BLOCK, npy_bytes
-from pretrain.utils.io import AtomicWriter, write_file
+from pretrain.shards.index import ShardIndex
+from pretrain.shards.writer import TAR_BLOCK, write_sidecar
+from pretrain.utils.io import AtomicWriter
 
 
 class EncodedImage(NamedTuple):
@@ -118,13 +118,6 @@ class ImageShardWriter:
         self._out.discard()
         # An open tar would write its end when it is collected; now it goes nowhere.
         self._tar.close()
-
-
-def write_sidecar(path: Path, values: np.ndarray) -> Sidecar:
-    """Writes an array [rows, columns] as DIR/SPLIT/NAME; returns its entry. Raises: DiskError."""
-    content = npy_bytes(values)
-    write_file(path, content)
-    return Sidecar(f"{path.parent.name}/{path.name}", zlib.crc32(content), values.shape[1])
 
 
 def _blocks(content: bytes) -> int:

@@ -27,11 +27,7 @@ import numpy as np
 
 from pretrain.errors import DataError, DiskError
 from pretrain.kinds.layouts import LAYOUTS, Layout
-from pretrain.shards.index import (
-    NPY_HEADER_BYTES,
-    ShardIndex,
-    Sidecar,
-)
+from pretrain.shards.index import NPY_HEADER_BYTES, ShardIndex, Sidecar
 from pretrain.shards.ragged import RaggedArrays, TokenDocuments, concatenate
 from pretrain.utils.io import AtomicWriter, write_file
 
@@ -68,6 +64,13 @@ def npy_header(dtype: np.dtype, shape: tuple[int, ...]) -> bytes:
 def npy_bytes(array: np.ndarray) -> bytes:
     """Returns a whole npy file."""
     return npy_header(array.dtype, array.shape) + array.tobytes()
+
+
+def write_sidecar(path: Path, values: np.ndarray) -> Sidecar:
+    """Writes an array [rows, columns] as DIR/SPLIT/NAME; returns its entry. Raises: DiskError."""
+    content = npy_bytes(values)
+    write_file(path, content)
+    return Sidecar(f"{path.parent.name}/{path.name}", zlib.crc32(content), values.shape[1])
 
 
 def tar_header(name: str, num_bytes: int) -> bytes:
@@ -120,7 +123,7 @@ class ShardWriter:
             columns = [(self._tokens, documents.tokens)]
             if documents.source is not None:
                 columns.append((self._source, documents.source))
-            num_fitting = min(reader.count_up_to(self.member_tokens - column.size) for column, reader in columns)
+            num_fitting = min(part.count_up_to(self.member_tokens - column.size) for column, part in columns)
             self._append(documents.slice(0, num_fitting))
             if any(column.size >= self.member_tokens for column, _ in columns):
                 self._flush_member()
@@ -169,9 +172,9 @@ class ShardWriter:
         end = self._offset + 2 * TAR_BLOCK
         self._write(bytes(2 * TAR_BLOCK + -end % tarfile.RECORDSIZE))
         try:
-            table = self._write_sidecar(".idx.npy", np.array(self._rows, dtype="<i8"))
+            table = write_sidecar(self.path.with_suffix(".idx.npy"), np.array(self._rows, dtype="<i8"))
             lengths = np.array(self._lengths, dtype="<u4").reshape(-1, self._layout.length_columns)
-            lengths_sidecar = self._write_sidecar(".lengths.npy", lengths)
+            lengths_sidecar = write_sidecar(self.path.with_suffix(".lengths.npy"), lengths)
         except DiskError:
             self.discard()
             raise
@@ -190,12 +193,6 @@ class ShardWriter:
     def discard(self) -> None:
         """Gives the shard up and removes what was written."""
         self._tar.discard()
-
-    def _write_sidecar(self, suffix: str, values: np.ndarray) -> Sidecar:
-        content = npy_bytes(values)
-        path = self.path.with_suffix(suffix)
-        write_file(path, content)
-        return Sidecar(f"{path.parent.name}/{path.name}", zlib.crc32(content), values.shape[1])
 
     def _flush_member(self) -> None:
         key = f"{len(self._rows):08d}"
