@@ -139,7 +139,6 @@ def _keep_watch(reader: int, writer: int) -> None:
 
 
 def _prepare_rank(launcher: int) -> None:
-    """Runs in a rank before its program."""
     die_with(launcher)
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
@@ -236,7 +235,6 @@ class _Ranks:
         note_outcome(run, self.processes[0].pid, code, reason, is_known=is_known)
 
     def _running(self) -> list[int]:
-        """Returns the ranks that have not ended."""
         return [rank for rank, process in enumerate(self.processes) if process.poll() is None]
 
     def _is_stopped(self, rank: int) -> bool:

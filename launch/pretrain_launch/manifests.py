@@ -192,7 +192,6 @@ def _sky_task(job: ClusterJob) -> dict[str, Any]:
 
 
 def _written_config(path: str, job: ClusterJob) -> str:
-    """Returns the lines of a shell that write the config into a file."""
     return f"cat > {path} <<'{END_OF_CONFIG}'\n{job.config}{END_OF_CONFIG}\n"
 
 

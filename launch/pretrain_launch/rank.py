@@ -25,7 +25,6 @@ BLOCKED = (signal.SIGTERM, signal.SIGINT, signal.SIGUSR1, signal.SIGUSR2)
 
 
 def _prepare_rank(parent: int) -> None:
-    """Runs in the rank before its program."""
     die_with(parent)
     signal.pthread_sigmask(signal.SIG_SETMASK, BLOCKED)
 

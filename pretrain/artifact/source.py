@@ -147,7 +147,6 @@ class AdaptedModel:
         return set(anew)
 
     def _is_read(self, name: str, *, same_scores: bool) -> bool:
-        """Returns whether the source has the values of a parameter."""
         if name in self.copied or name in self.resized:
             return True
         return self._fits(name, self.shapes[name]) and (same_scores or name not in SCORES)

@@ -1,4 +1,4 @@
-"""The command line: `commands.py` has the table; another file has one command or a group of them."""
+"""The command line: `commands.py` has the table; each other file a command or a group of them."""
 
 from pretrain.cli.commands import app, main, run
 

@@ -84,7 +84,7 @@ class _Inserted(str):
 
 
 def _quoted(words: list[str]) -> list[str]:
-    """Returns words as the shell inserts them: in bash quoted, as the other shells do themselves."""
+    """Returns words as the shell inserts them: in bash quoted, as other shells do themselves."""
     if os.environ.get("_PRETRAIN_COMPLETE") != "complete_bash":
         return words
     typed = os.environ["COMP_WORDS"].split("\n")

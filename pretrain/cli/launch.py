@@ -327,7 +327,6 @@ def _planned(config: "RunConfig", request: "LaunchRequest", site: "SiteConfig", 
 
 
 def _spec_paths(configs: "list[RunConfig]") -> list[Path]:
-    """Returns the files of the specs of runs."""
     from pretrain.run.folder import RunDir
 
     return [RunDir(config.folder.absolute()).launch / "spec.json" for config in configs]

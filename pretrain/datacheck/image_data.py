@@ -157,13 +157,14 @@ def count_images(store: ShardStore, index: DataIndex, tick: Tick) -> dict[str, A
         labels = sum((labels for labels, _, _ in counts), Counter[int]())
         kinds = sum((kinds for _, kinds, _ in counts), Counter[tuple[str, str]]())
         sizes = np.concatenate([sizes for _, _, sizes in counts])
+        quantiles = np.quantile(sizes, (0.0, 0.5, 1.0), axis=0, method="lower")
         captions = _count_captions(shards) if index.has_tokenizer else {}
         totals[name] = {"images": split.num_documents} | shard_totals(split) | captions
         totals[name] |= {
             "classes": {label: labels[number] for number, label in enumerate(index.labels)},
             "sizes": {
                 side: dict(zip(("min", "median", "max"), values, strict=True))
-                for side, values in zip(("width", "height"), _quantiles(sizes), strict=True)
+                for side, values in zip(("width", "height"), quantiles.T.tolist(), strict=True)
             },
             "kinds": {f"{suffix} {mode}": count for (suffix, mode), count in kinds.most_common()},
         }
@@ -171,14 +172,9 @@ def count_images(store: ShardStore, index: DataIndex, tick: Tick) -> dict[str, A
 
 
 def _count_captions(shards: ShardSet) -> dict[str, Any]:
-    """Returns tokens and lengths of the captions of a split, their ends included."""
     lengths = np.concatenate([shards.captions(place).lengths for place in range(len(shards))])
     least, median, most = np.quantile(lengths, (0.0, 0.5, 1.0), method="lower").tolist()
     return {"captions": {"tokens": int(lengths.sum()), "min": least, "median": median, "max": most}}
-
-
-def _quantiles(sizes: np.ndarray) -> list[list[int]]:
-    return np.quantile(sizes, (0.0, 0.5, 1.0), axis=0, method="lower").T.tolist()
 
 
 def _count_shard(shards: ShardSet, tick: Tick, place: int) -> tuple[Counter[int], Counter[tuple[str, str]], np.ndarray]:

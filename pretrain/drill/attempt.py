@@ -211,7 +211,6 @@ class DrillAttempts:
 
 
 def _prepare_launcher(parent: int, mask: set[int | signal.Signals]) -> None:
-    """Runs in the launcher's process before its program."""
     die_with(parent)
     signal.pthread_sigmask(signal.SIG_SETMASK, mask)
 

@@ -187,7 +187,6 @@ class Drill:
 
 
 def _say(bar: Any, text: str) -> None:
-    """Prints a line above the bar."""
     bar.console.print(text, markup=False, highlight=False, soft_wrap=True)
 
 

@@ -394,7 +394,6 @@ def describe_model(config: AnyModelConfig) -> str:
 
 
 def _describe_experts(experts: ExpertsConfig) -> str:
-    """Returns number, choice and balance of the experts of a layer."""
     shared = f" and {plural(experts.shared, 'shared one')}" if experts.shared else ""
     balance = "not balanced" if experts.balance == "none" else f"balanced by a {experts.balance}"
     return f"{experts.count} experts a layer of which a token passes {experts.top_k}{shared}, {balance}"

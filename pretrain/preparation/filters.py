@@ -106,7 +106,7 @@ class Document:
     source: str | None = None  # of a pair, may be empty; or a question
     segments: tuple[tuple[str, bool], ...] = ()  # of a record: (text, has a loss)
     markers: frozenset[int] = frozenset()  # segments that a template wrote
-    spelled: frozenset[int] | None = None  # of a chat template's text: segments without special tokens
+    spelled: frozenset[int] | None = None  # of a template's text: segments without special tokens
     rejected: "Document | None" = None  # of a preference: the record with the rejected answer
     labels: tuple[Label, ...] = ()
     fields: Mapping[str, Any] = field(default_factory=dict)  # of its record, for filters
@@ -243,8 +243,11 @@ def refuse(document: Document, config: FilterConfig) -> str | None:
         return document.refused
     if not (document.text or document.source):
         return EMPTY
-    if document.rejected is not None and (reason := refuse(document.rejected, _of_text(config))):
-        return reason
+    if document.rejected is not None:
+        # The fields of the record are with the chosen answer.
+        of_text = config.model_copy(update={"require": {}})
+        if reason := refuse(document.rejected, of_text):
+            return reason
     if document.segments and (reason := _refuse_segments(document)):
         return reason
     sides = [document.text] if document.source is None else [document.text, document.source]
@@ -268,11 +271,6 @@ def _refuse_segments(document: Document) -> str | None:
         return NO_ASSISTANT_TURN
     has_text = any(text.strip() and number not in document.markers for number, text in learned.items())
     return None if has_text else EMPTY_ANSWER
-
-
-def _of_text(config: FilterConfig) -> FilterConfig:
-    """Returns the rules but the ones on a record's fields."""
-    return config.model_copy(update={"require": {}})
 
 
 def select(

@@ -252,7 +252,6 @@ def _load_record(folder: Path, part: InputPart) -> PartRecord | None:
 
 
 def _sizes(record: PartRecord) -> dict[str, int]:
-    """Returns the size of each file of a part's shards, by name."""
     shards = [shard for split in record.splits.values() for shard in split.shards]
     sizes = {name: size for shard in shards for name, size in shard.sizes.items()}
     return {name: size for name, size in sizes.items() if name not in record.tars}
@@ -314,7 +313,7 @@ def merge_splits(records: Sequence[PartRecord], documents: str = "text") -> dict
 
 
 def nothing_to_train_on(left_out: Mapping[str, int], documents: str = "text") -> DataError:
-    """Returns the error of an input without training documents, with what was left out by reason."""
+    """Returns the error of an input without training documents, with the counts by reason."""
     names = [name for name in dict.fromkeys((*REASONS, *left_out)) if left_out.get(name)]
     reasons = [f"{name.replace('_', ' ')} {left_out[name]:,}" for name in names]
     skipped = f" (documents skipped: {', '.join(reasons)})" if reasons else ""

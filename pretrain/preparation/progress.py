@@ -60,7 +60,6 @@ class _Bars:
 
 
 def _fitting(texts: Sequence[str], width: int) -> str:
-    """Returns the first text that fits."""
     return next((text for text in texts if len(text) <= width), "")
 
 

@@ -145,7 +145,7 @@ def _describe_split(name: str, index: DataIndex, records: Sequence[PartRecord]) 
 def _describe_unknown(
     tokenizer: Tokenizer, splits: dict[str, dict[str, Any]], records: Iterable[PartRecord]
 ) -> dict[str, Any]:
-    """Returns the count of the unknown token in all splits, and the first texts that it stands for."""
+    """Returns the count of the unknown token in all splits, and the first texts it stands for."""
     number = unknown_id(tokenizer)
     assert number is not None, "it was counted"
     num_tokens = sum(split["num_tokens"] + split.get("num_source_tokens", 0) for split in splits.values())
@@ -271,13 +271,11 @@ def _unknown_table(statistics: dict[str, Any]) -> list[str]:
 
 
 def _unused_table(statistics: dict[str, Any]) -> list[str]:
-    """Returns a table of the keys of records that nothing used; empty if there are none."""
     rows = [f"| `{key}` | {count:,} |" for key, count in statistics.get("unused_keys", {}).items()]
     return ["| key of records that is not used | times |", "|---|---|", *rows, ""] if rows else []
 
 
 def _label_table(splits: dict[str, Any]) -> list[str]:
-    """Returns a table of labels by split; empty without labels."""
     counted = {name: split["labels"] for name, split in splits.items() if split.get("labels")}
     if not counted:
         return []

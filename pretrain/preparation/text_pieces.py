@@ -123,8 +123,8 @@ def choice_pieces(document: Document, rule: SplitRule) -> list[TextPiece]:
         answer = document.text[label.start : label.end]
         pieces.append(question._replace(labels=(label,)))
         pieces.append(TextPiece(split, answer, True, 0, is_source=True))
-    first, *middle, last = pieces
-    return [first._replace(consumed_bytes=document.consumed_bytes), *middle, last._replace(is_source=False)]
+    first, *rest, last = pieces
+    return [first._replace(consumed_bytes=document.consumed_bytes), *rest, last._replace(is_source=False)]
 
 
 def record_pieces(document: Document, rule: SplitRule) -> list[TextPiece]:
@@ -159,7 +159,7 @@ def _segment_pieces(document: Document, split: str) -> list[TextPiece]:
 
 
 def _conversation_pieces(document: Document, spelled: frozenset[int], split: str) -> Iterator[TextPiece]:
-    """Yields a chat template's text in one piece, but for the special tokens that its turns spell."""
+    """Yields a chat template's text in one piece, but for special tokens that its turns spell."""
     parts = [ChatPart(*segment, number in spelled) for number, segment in enumerate(document.segments)]
     joined = list(join_segments(parts))
     for number, (text, spans, is_spelled) in enumerate(joined):
@@ -326,7 +326,7 @@ class Assembler:
         return piece.spans is not None and piece.is_marker and piece.text.rstrip().endswith(self._special)
 
     def _find_lost(self, texts: list[str], tokens: RaggedArrays) -> None:
-        """Enters texts that became unknown tokens in `lost`, from the first pieces that have any."""
+        """Enters texts that became unknown tokens in `lost`, from the first pieces with any."""
         if self._unknown is None or self._num_searched == MAX_SEARCHED:
             return
         owners = np.repeat(np.arange(len(texts)), tokens.lengths)[tokens.values == self._unknown]
@@ -340,7 +340,6 @@ class Assembler:
                     self.lost[text] = None
 
     def _assemble(self, encoded: _Encoded) -> TokenDocuments:
-        """Joins the pieces of whole documents."""
         pieces = encoded.pieces
         tokens = encoded.tokens
         joined = self._layout.many_choices

@@ -244,7 +244,7 @@ def draw_timeline(run: RunData, color: str) -> str:
     if not starts:
         return ""
     rows = place_points(starts, run.course, [(step, 0.0) for step in run.course.steps])
-    ends = [max([start.end or start.begin, *points[:, 0]]) for start, points in zip(starts, rows, strict=True)]
+    ends = [max([start.end or start.begin, *row[:, 0]]) for start, row in zip(starts, rows, strict=True)]
     origin = next(begin for start in run.starts if (begin := instant(start.get("started"))))
     saved = [(one.at - origin).total_seconds() / 3600 for one in run.checkpoints if one.at >= origin]
     latest = max([*ends, *saved, 1 / 3600])

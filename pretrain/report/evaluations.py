@@ -103,7 +103,6 @@ def _loss_rows(result: _Facts, data: _Texts, settings: _Facts, _: _Texts) -> _Ro
 
 
 def _difference(data: str, baseline: str, score: str, found: _Facts) -> EvaluationRow:
-    """Returns the line of a paired bootstrap of our own."""
     interval = f"{_signed(found['low'])} to {_signed(found['high'])}"
     drawn = f"{_count(found['num_units']):,} {found['unit']}, {_count(found['resamples']):,} draws"
     return _compared(data, baseline, score, found, interval=interval, drawn=drawn)

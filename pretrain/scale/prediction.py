@@ -114,8 +114,8 @@ class LadderFit:
         ])  # fmt: skip
         loss = float(np.median(drawn))
         noise = np.random.default_rng(SEED).choice(self.residuals, len(drawn))
-        interval = bootstrap_interval(loss, drawn * np.exp(noise))
-        return PredictedRun(name, size.parameters, size.tokens, size.flops, loss, interval.low, interval.high)
+        bounds = bootstrap_interval(loss, drawn * np.exp(noise))
+        return PredictedRun(name, size.parameters, size.tokens, size.flops, loss, bounds.low, bounds.high)
 
     def optimal_parameters(self, flops: float) -> tuple[float, float, float]:
         """Returns N of the lowest loss for a budget, with its 95% interval."""

@@ -233,7 +233,6 @@ class ShardSet:
         self.captions: Callable[[int], RaggedArrays] = lru_cache(max_open_shards)(self._load_captions)
 
     def __len__(self) -> int:
-        """Returns the number of shards."""
         return len(self.split.shards)
 
     def lengths(self, number: int, side: str = "tokens") -> np.ndarray:

@@ -143,7 +143,8 @@ class ShardWriter:
             )
         present = [part is not None for part in (source, loss, labels)]
         layout = self._layout
-        assert present == [layout.has_source, layout.loss_mask, layout.has_labels], "the arrays of the kind"
+        expected = [layout.has_source, layout.loss_mask, layout.has_labels]
+        assert present == expected, "the arrays of the kind"
         assert source is None or source.lengths.all(), "a source has at least one token"
         beside = labels if loss is None else loss
         assert beside is None or len(beside) == len(tokens.values), "a value for each token"

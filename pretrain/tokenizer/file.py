@@ -275,7 +275,8 @@ def _read_template(path: str) -> str:
     try:
         return read_tokenizer_file(Path(path).expanduser()).decode()
     except UnicodeDecodeError as error:
-        raise DataError(f"not UTF-8: {error.reason}", where=path, fix="give a chat template") from None
+        text = f"not UTF-8: {error.reason}"
+        raise DataError(text, where=path, fix="give a chat template") from None
 
 
 def _own_texts(theirs: Any, where: str) -> dict[str, str]:

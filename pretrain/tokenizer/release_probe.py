@@ -97,7 +97,7 @@ def _patterns_of(value: Any) -> Iterator[str]:
 
 
 def _texts_for(pattern: str) -> list[str]:
-    """Returns runs of the characters and words of a pattern, and of those that classes stand for."""
+    """Returns runs of the characters and words of a pattern, and of what classes stand for."""
     characters = [one for one in dict.fromkeys(pattern) if not one.isspace()]
     words = re.findall(r"\w{2,16}", pattern)[:_MOST_CHARACTERS]
     runs = dict.fromkeys((*_RUNS, *_MIXED, *characters[:_MOST_CHARACTERS], *words))

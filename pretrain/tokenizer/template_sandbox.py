@@ -76,7 +76,7 @@ class TemplateFacts(NamedTuple):
 
 
 class TemplateSandbox:
-    """The process that renders, started with the first request, and again after one has ended it."""
+    """The process that renders, started with the first request, and again if one has ended it."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -124,7 +124,8 @@ class TemplateSandbox:
     def _ask(self, request: Mapping[str, Any]) -> Any:
         limits = {"cpu_s": CPU_S, "memory_bytes": MEMORY_BYTES, "text_chars": TEXT_CHARS}
         # Objects that JSON has not, as dates of Parquet, become their type, as in transformers.
-        line = json.dumps({**request, **limits}, default=_named_type).encode()
+        content = {**request, **limits}
+        line = json.dumps(content, default=lambda value: f"<{type(value).__name__}>").encode()
         with self._lock:
             process = self._start()
             assert process.stdin is not None and process.stdout is not None
@@ -160,10 +161,6 @@ class TemplateSandbox:
         if process is not None and self._owner == os.getpid():
             process.kill()
             process.communicate()
-
-
-def _named_type(value: Any) -> str:
-    return f"<{type(value).__name__}>"
 
 
 @cache
@@ -246,10 +243,6 @@ def _names_of(tree: nodes.Template) -> list[str]:
     return sorted(names)
 
 
-def _variables_of(tree: nodes.Template) -> list[str]:
-    return sorted({node.name for node in tree.find_all(nodes.Name)})
-
-
 @lru_cache(maxsize=32)
 def _compile(jinja: str, today: str | None, has_marks: bool) -> tuple[Template, dict[str, Any]]:
     """Compiles a template as transformers does; `today` is the date that it reads (ISO)."""
@@ -272,7 +265,8 @@ def _compile(jinja: str, today: str | None, has_marks: bool) -> tuple[Template, 
     }
     template = environment.from_string(jinja)
     tree = environment.parse(jinja)
-    facts = {"is_tagged": tag.is_used, "names": _names_of(tree), "variables": _variables_of(tree)}
+    variables = sorted({node.name for node in tree.find_all(nodes.Name)})
+    facts = {"is_tagged": tag.is_used, "names": _names_of(tree), "variables": variables}
     return template, facts
 
 

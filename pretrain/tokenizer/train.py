@@ -148,11 +148,6 @@ def _spelling_alphabet(layout: SpecialTokenLayout) -> set[str]:
     return {character for content in (*layout.first, *_BYTES) for character in content}
 
 
-def _least_unigram_size(layout: SpecialTokenLayout) -> int:
-    """Returns the smallest vocabulary: special tokens, bytes, and characters that spell both."""
-    return layout.num_special + len(_BYTES) + len(_spelling_alphabet(layout)) + 1
-
-
 def _train_unigram(tokenizer: Tokenizer, texts: Iterable[str], vocab_size: int, layout: SpecialTokenLayout) -> None:
     """Trains a Unigram language model (Kudo 2018) over words that begin with their space, in place.
 
@@ -259,7 +254,7 @@ def _check_size(kind: str, vocab_size: int, layout: SpecialTokenLayout) -> None:
         least = layout.num_special + 2  # a character at the beginning of a word, and within
         needs = f"{special} and a character"
     elif kind == "unigram":
-        least = _least_unigram_size(layout)
+        least = layout.num_special + len(_BYTES) + len(_spelling_alphabet(layout)) + 1
         needs = f"the 256 bytes, {special} and the characters that spell them"
     else:
         return

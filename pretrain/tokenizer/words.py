@@ -1,4 +1,4 @@
-"""Words of a tokenizer: normalizers, pre-tokenizers, safe cuts of texts, and counts for trainers."""
+"""Words of a tokenizer: normalizers, pre-tokenizers, safe cuts of texts, counts for trainers."""
 
 import re
 from collections import Counter

@@ -152,7 +152,6 @@ class JsonLines:
             raise disk_error("append", self._path, error) from error
 
     def _take_back(self) -> None:
-        """Cuts off the rest of a failed write."""
         if self._torn_at is not None:
             os.ftruncate(self._file.fileno(), self._torn_at)
             self._torn_at = None

@@ -17,12 +17,12 @@ from tests.repo.source import ROOT, SOURCE_FILES, module_name, name, parse
 
 MAX_COMPLEXITY = 15
 CEILINGS: dict[str, float] = {
-    "lines": 84668,
+    "lines": 84804,
     "syntax nodes a line of code": 10.45,
     "conditional expressions a thousand lines of code": 34.5,
-    "functions of a complexity above 15": 25,
-    "first sentences with that of or those of": 46,
-    "assignments to a vague name": 621,
+    "functions of a complexity above 15": 1,
+    "first sentences with that of or those of": 0,
+    "assignments to a vague name": 178,
 }
 """Measures of the whole of `pretrain/` and `launch/`, as `measures` counts them."""
 SLACK: dict[str, float] = {"lines": 100, "syntax nodes a line of code": 0.1}

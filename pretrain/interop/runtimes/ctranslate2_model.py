@@ -177,7 +177,6 @@ def _scores(folder: Path, config: ModelConfig, tokens_BT: Tensor) -> Tensor:
 
 
 def _use(config: ModelConfig) -> str:
-    """Returns the lines of the model card."""
     kind = {"decoder": "Generator", "encoder": "Encoder"}.get(config.shape, "Translator")
     return f'import ctranslate2\n\nmodel = ctranslate2.{kind}("this folder")'
 

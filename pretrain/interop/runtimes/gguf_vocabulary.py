@@ -157,7 +157,6 @@ def _check_merged(vocab: Mapping[str, int], tokens: Set[str], merges: Set[tuple[
 
 
 def _of_bytes(content: dict[str, Any]) -> dict[str, Any]:
-    """Returns the keys of a byte-level BPE."""
     pairs = content["model"]["merges"]
     merges = [pair if isinstance(pair, str) else " ".join(pair) for pair in pairs]
     return {"ggml.model": "gpt2", "ggml.pre": _find_split(content), "ggml.merges": merges}

@@ -264,12 +264,10 @@ def _by_suffix(name: str, known: dict[str, str]) -> str:
 
 
 def _compression_of(path: str) -> str:
-    """Returns the compression that the name says, or the empty string."""
     return _by_suffix(_name_of(path), COMPRESSION_OF_SUFFIX)
 
 
 def _format_of(path: str) -> str:
-    """Returns the format that the name says, or the empty string."""
     name = _by_suffix(_without_compression(path), FORMAT_OF_SUFFIX)
     # A columnar file compresses its pages; as a whole it could not be cut.
     return "" if name and FORMATS[name].is_columnar and _compression_of(path) else name

@@ -40,7 +40,7 @@ _LIMITS = {
 
 
 class _ShortReads:
-    """A compressed file, of which decoders read little ahead: its position tells how much is lost."""
+    """A compressed file, of which decoders read little ahead: its position tells what is lost."""
 
     def __init__(self, stored: BinaryIO) -> None:
         self._stored = stored

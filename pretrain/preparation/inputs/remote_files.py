@@ -133,7 +133,6 @@ class RemoteInputFile(io.RawIOBase):
     """
 
     def __init__(self, file: InputFile) -> None:
-        """Opens nothing yet."""
         self._file = file
         self._position = 0
         self._stream: RemoteStream | None = None

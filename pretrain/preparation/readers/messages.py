@@ -253,7 +253,7 @@ def _take_tools(message: dict[str, Any], place: str, template: ChatTemplate | No
 
 
 def _read_tools(given: Any, place: str) -> list[Any] | None:
-    """Returns tools of a list or its JSON text, whose functions are objects. Raises: RecordError."""
+    """Returns the tools of a list or its JSON, whose functions are objects. Raises: RecordError."""
     tools = _parse(given)
     if not tools:
         return None

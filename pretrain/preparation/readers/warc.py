@@ -58,7 +58,7 @@ class _RecordReader:
         self._position = 0
 
     def next_head(self) -> _Head | None:
-        """Reads the headers of the next record; None at the end of the archive. Raises: DataError."""
+        """Reads the headers of the next record; None at the archive's end. Raises: DataError."""
         offset = self._position
         line = self._readline(MAX_HEADER_BYTES)
         while line in (b"\r\n", b"\n"):  # after the record before
@@ -184,7 +184,11 @@ def _page(records: _RecordReader, head: _Head, limit: int) -> tuple[str, str | N
     text = _decode(body, record.http_charset if is_response else None)
     if media_type not in HTML:
         return media_type, text
-    return media_type, None if _is_too_deep(text) else _main_content(text)
+    if _is_too_deep(text):
+        return media_type, None
+    from resiliparse.extract.html2text import extract_plain_text
+
+    return media_type, extract_plain_text(text, main_content=True, alt_texts=False)
 
 
 def _decode(body: bytes, charset: str | None) -> str:
@@ -216,9 +220,3 @@ def _is_too_deep(html: str) -> bool:
     except OverflowError:
         return True
     return False
-
-
-def _main_content(html: str) -> str:
-    from resiliparse.extract.html2text import extract_plain_text
-
-    return extract_plain_text(html, main_content=True, alt_texts=False)

@@ -55,7 +55,6 @@ class Sketcher:
     """MinHash values of documents, in bands."""
 
     def __init__(self, config: NearDuplicatesConfig) -> None:
-        """Plans the bands."""
         self._config = config
         self._bands, self._rows = plan_bands(config)
 
