@@ -116,16 +116,16 @@ def read_world() -> World:
         port = _of_this_process.enter_context(reserved_port(None))
         os.environ.update(alone, MASTER_ADDR="127.0.0.1", MASTER_PORT=str(port))
         return World(0, 1, 0)
-    what = "the launcher's environment is incomplete"
+    text = "the launcher's environment is incomplete"
     fix = "start with `pretrain launch` or torchrun"
     try:
         rank, size = (int(os.environ[name]) for name in names)
         local_rank = int(os.environ.get("LOCAL_RANK", rank))
     except (KeyError, ValueError) as error:
-        raise ConfigError(f"{what}: {error}", fix=fix) from None
+        raise ConfigError(f"{text}: {error}", fix=fix) from None
     absent = [name for name in ("MASTER_ADDR", "MASTER_PORT") if not os.environ.get(name)]
     if absent:
-        raise ConfigError(f"{what}: no {absent[0]}", fix=fix)
+        raise ConfigError(f"{text}: no {absent[0]}", fix=fix)
     if not 0 <= rank < size:
         raise ConfigError(f"RANK={rank} is not within WORLD_SIZE={size}", fix="correct the launcher's environment")
     return World(rank, size, local_rank)

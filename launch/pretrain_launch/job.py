@@ -182,8 +182,8 @@ class Driver:
             row = {"array": self._start.array, "nodes": nodes, "world_size": world_size, "step": before}
             append_row(self._run, {"event": "start", **self._facts, **row})
         if idle := self._start.nodes[len(nodes) :]:
-            what = f"{plural(len(self._start.nodes), 'node')} do not divide the batch"
-            say(f"held, but not used: {', '.join(idle)} ({what}; launch.elastic uses {len(nodes)})")
+            cause = f"{plural(len(self._start.nodes), 'node')} do not divide the batch"
+            say(f"held, but not used: {', '.join(idle)} ({cause}; launch.elastic uses {len(nodes)})")
         if mark_of_cancel(self._run).exists():
             return StepExit(EXIT_RESUME_ME, "not started", False)
         self._await_owner()

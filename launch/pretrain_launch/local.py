@@ -96,8 +96,8 @@ class Janitor:
     def __init__(self) -> None:
         reader, self._writer = os.pipe()
         # Signals of a terminal and of Slurm come to whole groups and steps: blocked from the start.
-        others = {*STOP_SIGNALS, signal.SIGUSR2, signal.SIGHUP}
-        before = signal.pthread_sigmask(signal.SIG_BLOCK, others)
+        rest = {*STOP_SIGNALS, signal.SIGUSR2, signal.SIGHUP}
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, rest)
         self._pid = os.fork()
         if not self._pid:
             _keep_watch(reader, self._writer)

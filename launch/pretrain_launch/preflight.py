@@ -176,8 +176,8 @@ def check_partition(spec: LaunchSpec) -> str:
     minutes = -(-spec.time_s // 60)  # as Slurm counts
     if all(minutes * 60 > _limit_s(limits[name].time) for name in enough):
         times = ", ".join(f"{name} {limit.time}" for name, limit in listed.items())
-        what = f"a job of {clock_time(spec.time_s)} would wait for ever"
-        raise ConfigError(f"{what}; the partitions allow at most: {times}", where="--time", fix=fix)
+        text = f"a job of {clock_time(spec.time_s)} would wait for ever"
+        raise ConfigError(f"{text}; the partitions allow at most: {times}", where="--time", fix=fix)
     return "the partition allows its nodes and time"
 
 

@@ -98,19 +98,19 @@ def choose_address(
             return address
     silent = [node for node in nodes if node not in answers]
     if silent:
-        what = f"{', '.join(silent[:8])} gave no answer within {LIMIT_S:.0f} s"
+        text = f"{', '.join(silent[:8])} gave no answer within {LIMIT_S:.0f} s"
     elif not addresses:
-        what = f"{nodes[0]} has no address that other nodes could reach"
+        text = f"{nodes[0]} has no address that other nodes could reach"
     else:
         best = max(addresses, key=lambda one: sum(answers[node].get(one) == "" for node in nodes))
         failed = [(node, answers[node].get(best)) for node in nodes if answers[node].get(best)]
         node, error = failed[0]
-        what = f"{node} cannot reach {nodes[0]} ({format_endpoint(best, port)}): {error}"
-        what += f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
+        text = f"{node} cannot reach {nodes[0]} ({format_endpoint(best, port)}): {error}"
+        text += f" (and {len(failed) - 1} more)" if len(failed) > 1 else ""
         if len(addresses) > 1:
-            what += f"; tried too: {', '.join(one for one in addresses if one != best)}"
+            text += f"; tried too: {', '.join(one for one in addresses if one != best)}"
     raise LaunchError(
-        what,
+        text,
         where="rendezvous",
         fix="name the network in the cluster's file (interface: ...)",
     )

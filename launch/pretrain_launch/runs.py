@@ -176,10 +176,10 @@ def queued_line(folder: Path) -> str:
     jobs = [job.element for job in read_run(folder).queue]
     if not jobs:
         return ""
-    what = f"job {', '.join(jobs)} of this run is in the queue"
+    text = f"job {', '.join(jobs)} of this run is in the queue"
     first = f"cancel it first: pretrain launch cancel {folder}"
     then = f"afterwards: pretrain launch resubmit {folder}"
-    return f"warning: {what}, and ends (73) if it finds the run in use; {first}; {then}"
+    return f"warning: {text}, and ends (73) if it finds the run in use; {first}; {then}"
 
 
 def _jobs_in(folders: list[Path]) -> set[str]:

@@ -88,11 +88,11 @@ def load_spec(path: Path) -> LaunchSpec:
     try:
         return LaunchSpec.model_validate_json(read_bounded(path, MAX_RECORD_BYTES))
     except FileNotFoundError:
-        what = "there is no spec of a job"
+        text = "there is no spec of a job"
     except OSError as error:
-        what = f"cannot be read: {error.strerror}"
+        text = f"cannot be read: {error.strerror}"
     except pydantic.ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])
-        what = f"not the spec of a job: {place}: {first['msg']}"
-    raise ConfigError(what, where=str(path), fix="submit the run with `pretrain launch slurm`")
+        text = f"not the spec of a job: {place}: {first['msg']}"
+    raise ConfigError(text, where=str(path), fix="submit the run with `pretrain launch slurm`")

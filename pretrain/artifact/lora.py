@@ -284,18 +284,18 @@ def check_tokens(source: ModelSource, data: Path) -> None:
     numbers = ours.get_vocab(with_added_tokens=True)
     entries = sorted(theirs.get_vocab(with_added_tokens=True).items(), key=lambda item: item[1])
     different = [(token, number) for token, number in entries if numbers.get(token) != number]
-    what = ""
+    text = ""
     if different:
         token, number = different[0]
-        what = f"{token!r} has the number {number} in {source.path} and {numbers.get(token, 'none')}"
-        what += f" in {data.parent}, and {len(different) - 1} others differ"
+        text = f"{token!r} has the number {number} in {source.path} and {numbers.get(token, 'none')}"
+        text += f" in {data.parent}, and {len(different) - 1} others differ"
     elif (difference := compare_texts(ours, theirs, probe_texts(theirs))) is not None:
-        what = f"{difference.text!r} is {difference.theirs} in {source.path} and {difference.ours}"
-        what += f" in {data.parent}"
-    if what:
+        text = f"{difference.text!r} is {difference.theirs} in {source.path} and {difference.ours}"
+        text += f" in {data.parent}"
+    if text:
         option = f"tokenizer: {{kind: given, path: {source.path}}}"
         raise DataError(
-            f"the tokenizer of the data is not that of {source.path}: {what}",
+            f"the tokenizer of the data is not that of {source.path}: {text}",
             where=str(data),
             fix=f"prepare them with {option}, or say init.check_tokenizer=false",
         )

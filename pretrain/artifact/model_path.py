@@ -299,8 +299,8 @@ def find_checkpoint(path: Path) -> Path:
                 where=str(path),
                 fix="restore one",
             )
-    what, fix = name_model(path) or ("neither a checkpoint nor a run with one", "check the path")
-    raise CheckpointError(what, where=str(path), fix=fix)
+    text, fix = name_model(path) or ("neither a checkpoint nor a run with one", "check the path")
+    raise CheckpointError(text, where=str(path), fix=fix)
 
 
 def open_newest(path: Path) -> WeightReader:

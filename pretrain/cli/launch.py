@@ -270,12 +270,12 @@ def _checked(run: Path) -> Path:
     from pretrain_launch.runs import is_run
 
     if not is_run(run):
-        what = "no run here (no run.json, no launch/spec.json)"
+        text = "no run here (no run.json, no launch/spec.json)"
         of_sweep = _elements(run)[:MAX_SWEEP]
         fix = f"give one of its sweep: {', '.join(map(str, of_sweep))}" if of_sweep else "give a run folder"
         if (run / "logs").is_dir():  # the first start ended before the run was recorded
-            what, fix = "no run has begun here: its start has failed", f"see {run / 'logs'}"
-        raise ConfigError(what, where=str(run), fix=fix)
+            text, fix = "no run has begun here: its start has failed", f"see {run / 'logs'}"
+        raise ConfigError(text, where=str(run), fix=fix)
     return run.absolute()
 
 

@@ -52,8 +52,8 @@ def quickstart_command() -> None:
         # A commit is never taken back, unlike the metrics of a run that was killed: no stale row.
         code = steps.run(train, stop=lambda: run.newest_step() >= stop_at)
         if code != EXIT_RESUME_ME:
-            what = f"the stopped run ended with exit code {code}"
-            raise typer.Exit(code) if code > 0 else LaunchError(what)
+            text = f"the stopped run ended with exit code {code}"
+            raise typer.Exit(code) if code > 0 else LaunchError(text)
         if run.newest_step() <= stop_at:
             raise LaunchError(f"the stop left no checkpoint after that of step {stop_at}")
         committed = f"step {run.newest_step()} is committed, the same command continues"

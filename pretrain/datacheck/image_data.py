@@ -119,8 +119,8 @@ class ImagesReport:
         sheet.save(out, "PNG")
         make_dir(path.parent)
         write_file(path, out.getvalue())
-        what = f"{plural(len(pixels), 'image')} of {self.split} from position {self.position}"
-        return f"{path}: {what}, {side} x {side} pixels, as the model reads them"
+        title = f"{plural(len(pixels), 'image')} of {self.split} from position {self.position}"
+        return f"{path}: {title}, {side} x {side} pixels, as the model reads them"
 
 
 def wrap_words(text: str, width: float, length_of: Callable[[str], float]) -> list[str]:
@@ -200,10 +200,10 @@ def _files(shards: ShardSet, place: int) -> Iterator[tuple[ImageFile, int]]:
 def print_image_stats(facts: dict[str, Any]) -> None:
     """Prints the output of `count_data` of images, split by split."""
     classes = facts["splits"]["train"]["classes"]
-    what = f"images of {plural(len(classes), 'class')}"
+    title = f"images of {plural(len(classes), 'class')}"
     if "vocab_size" in facts:
-        what = f"captioned images, {facts['vocab_size']:,} tokens in the vocabulary"
-    print(f"{facts['path']}: {what}")
+        title = f"captioned images, {facts['vocab_size']:,} tokens in the vocabulary"
+    print(f"{facts['path']}: {title}")
     for name, split in facts["splits"].items():
         print(f"\n{name}: {plural(split['images'], 'image')}, {plural(split['shards'], 'shard')}")
         sizes = split["sizes"].items()
@@ -310,7 +310,7 @@ def _check_with_webdataset(shards: ShardSet) -> int:
 
 def print_image_proof(proof: dict[str, Any]) -> None:
     """Prints the output of `verify_images`."""
-    totals = ", ".join(plural(proof[f"{what}s"], what) for what in ("shard", "image", "byte"))
+    totals = ", ".join(plural(proof[f"{noun}s"], noun) for noun in ("shard", "image", "byte"))
     decoded = ", and every image decodes" if proof["decoded"] else ""
     print(f"{proof['path']}: {totals}: sizes, CRC32 and sha256 are those of the index{decoded}")
     alike = f"{proof['webdataset_samples']:,} images of the first shard of each split alike"

@@ -153,8 +153,8 @@ def _check_ragged(reader: ShardReader, number: int, side: str, index: DataIndex)
 def _check_beside(reader: ShardReader, number: int, lengths: dict[str, np.ndarray], index: DataIndex) -> None:
     """Checks what a member has beside its tokens: as many sources, a loss mask, or labels."""
     if index.layout.has_source and len(lengths["source"]) != len(lengths["tokens"]):
-        what = f"has {len(lengths['source'])} documents of {len(lengths['tokens'])}"
-        raise _contradiction(reader, f"{number:08d}.source.npy {what}")
+        text = f"has {len(lengths['source'])} documents of {len(lengths['tokens'])}"
+        raise _contradiction(reader, f"{number:08d}.source.npy {text}")
     if index.layout.loss_mask:
         most = 1 | REJECTED if index.layout.two_sides else 1
         if int(reader.loss(number).max()) > most:

@@ -331,13 +331,13 @@ def _note(words: str) -> Text:
 
 def _headline(shown: RowsReport, place: int, row: ShownRow) -> str:
     source = f" of {shown.sources[place]}" if shown.sources else ""
-    what = "position" if shown.choice.split == "train" else "row"
+    noun = "position" if shown.choice.split == "train" else "row"
     tokens = f"{row.num_tokens:,} tokens"
     if row.num_source_tokens is not None:
         tokens = f"source {row.num_source_tokens:,} and target {row.num_tokens:,} tokens"
     padding = row.num_padding + (row.num_source_padding or 0)
     return (
-        f"{what} {shown.choice.position + place:,}   sample {shown.numbers[place]:,}{source}   "
+        f"{noun} {shown.choice.position + place:,}   sample {shown.numbers[place]:,}{source}   "
         f"{row.objective}   {tokens}: {plural(len(row.documents), 'document')}, "
         f"{padding:,} padding   {plural(row.num_targets, 'target')}"
     )

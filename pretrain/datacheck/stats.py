@@ -118,9 +118,9 @@ def _count_tokens(shards: ShardSet, place: int, tick: Tick) -> tuple[np.ndarray,
         for part in chain.from_iterable(map(chunks, sides)):
             occurrences = np.bincount(part, minlength=index.vocab_size)
             if len(occurrences) > index.vocab_size:
-                what = f"{number:08d} holds token {len(occurrences) - 1}"
-                what += f", the vocabulary {index.vocab_size} ids"
-                raise DataError(what, where=shard.name, fix=FIX)
+                text = f"{number:08d} holds token {len(occurrences) - 1}"
+                text += f", the vocabulary {index.vocab_size} ids"
+                raise DataError(text, where=shard.name, fix=FIX)
             counts += occurrences
         if index.layout.loss_mask:
             num_learned += int((reader.loss(number) & 1).sum())

@@ -43,7 +43,7 @@ def print_stats(facts: dict[str, Any]) -> None:
     print(f"{facts['path']}: {facts['data_kind']}, {facts['dtype']}, vocabulary of {facts['vocab_size']:,}")
     for name, split in facts["splits"].items():
         learned = f", {split['learned'] / split['tokens']:.1%} learned" if "learned" in split else ""
-        totals = ", ".join(plural(split[f"{what}s"], what) for what in ("shard", "member", "byte"))
+        totals = ", ".join(plural(split[f"{noun}s"], noun) for noun in ("shard", "member", "byte"))
         print(
             f"\n{name}: {plural(split['documents'], 'document')}, {plural(split['tokens'], 'token')}{learned}, "
             f"{split['bytes_per_token']:.2f} bytes per token, {totals}"
@@ -167,10 +167,10 @@ def _draw_lengths(axes: "Axes", title: str, lengths: dict[str, Any]) -> None:
     """Draws two bars for each power of two: its share of the documents, and of the tokens."""
     bins = lengths["histogram"]
     places = np.arange(len(bins) + 1)
-    for side, color, what in ((-0.2, DOCUMENTS, "documents"), (0.2, TOKENS, "tokens")):
-        counts = np.array([one[what] for one in bins])
+    for side, color, noun in ((-0.2, DOCUMENTS, "documents"), (0.2, TOKENS, "tokens")):
+        counts = np.array([one[noun] for one in bins])
         shares = 100 * counts / counts.sum()
-        axes.bar(places[:-1] + side, shares, 0.4, color=color, label=f"of {what}")
+        axes.bar(places[:-1] + side, shares, 0.4, color=color, label=f"of {noun}")
     axes.set_xticks(places - 0.5, [*(_short(one["from"]) for one in bins), ""])
     axes.set_xlabel("tokens", fontsize=8)
     axes.set_ylabel("%", fontsize=8)

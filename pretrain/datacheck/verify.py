@@ -172,7 +172,7 @@ def print_proof(proof: dict[str, Any]) -> None:
     if LAYOUTS[proof["data_kind"]].images:
         print_image_proof(proof)
         return
-    totals = ", ".join(plural(proof[f"{what}s"], what) for what in ("shard", "member", "byte"))
+    totals = ", ".join(plural(proof[f"{noun}s"], noun) for noun in ("shard", "member", "byte"))
     print(f"{proof['path']}: {totals}: sizes, CRC32 and sha256 are those of the index")
     print(f"webdataset reads the {proof['webdataset_samples']:,} members of the first shard of each split alike")
     hashes = ("hash of samples", "hash of content")

@@ -132,9 +132,9 @@ class Drill:
         _say(bar, f"the uninterrupted run: {settings.steps} steps, {settings.ranks} ranks")
         ended = self._complete(GOLDEN, "uninterrupted", bar)
         if ended.exit_code != EXIT_OK:
-            what = f"the run ended with exit code {ended.exit_code}, without a kill"
+            text = f"the run ended with exit code {ended.exit_code}, without a kill"
             raise LaunchError(
-                f"{what}: {self._end_of_log(GOLDEN)}",
+                f"{text}: {self._end_of_log(GOLDEN)}",
                 where=str(self._folder.log(GOLDEN)),
                 fix="see that the config trains with `pretrain launch local`",
             )

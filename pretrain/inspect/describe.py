@@ -114,8 +114,8 @@ def describe(path: Path) -> dict[str, Any]:
         return _describe_run(RunDir(path))
     if (path / "config.json").is_file():
         return _describe_release(path)
-    what, fix = name_model(path) or ("neither a shard folder, a run, a checkpoint nor a model", "check the path")
-    raise DataError(what, where=str(path), fix=fix)
+    text, fix = name_model(path) or ("neither a shard folder, a run, a checkpoint nor a model", "check the path")
+    raise DataError(text, where=str(path), fix=fix)
 
 
 def find_damaged(path: Path) -> dict[str, list[str]]:

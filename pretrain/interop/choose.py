@@ -35,11 +35,11 @@ def choose_family(config: ModelConfig, name: str | None = None) -> Family:
         candidates.append((other_shape, distance, different, family.model_type))
     _, _, different, nearest = min(candidates, key=lambda entry: entry[:2])
     keys = listed(different, _SHOWN)
-    what = f"{name} does not represent this model exactly; it has"
+    sentence = f"{name} does not represent this model exactly; it has"
     if name is None:
-        what = f"no Hugging Face family represents this model exactly; the nearest, {nearest}, has"
+        sentence = f"no Hugging Face family represents this model exactly; the nearest, {nearest}, has"
     raise ConfigError(
-        f"{what} {keys}",
+        f"{sentence} {keys}",
         where="model",
         fix="train with the family's values of these keys; this model can be used by pretrain alone",
     )
@@ -49,9 +49,9 @@ def why_not_its_own(config: ModelConfig, chosen: str) -> str:
     """Returns why a model is not exported as its own family; empty: it is, or it has none."""
     if config.family in (None, chosen) or config.family not in FAMILIES:
         return ""
-    what = f"a {config.family} does not represent this model any more"
+    text = f"a {config.family} does not represent this model any more"
     different = listed(differences(config, FAMILIES[config.family]), _SHOWN)
-    return f"exported as {chosen}, since {what}: it has {different}"
+    return f"exported as {chosen}, since {text}: it has {different}"
 
 
 def differences(config: ModelConfig, family: Family) -> list[str]:

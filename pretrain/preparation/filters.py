@@ -190,11 +190,11 @@ class BadItems:
         lost = self.lost_bytes / max(input_bytes, 1)
         if lost <= most and not (is_whole and self.num_bad / max(self.num_read, 1) > most):
             return
-        what = f"{self.num_bad:,} of {self.num_read:,} records are bad"
-        what += f", {percent(lost)} of the input's bytes" if lost > most else ""
+        text = f"{self.num_bad:,} of {self.num_read:,} records are bad"
+        text += f", {percent(lost)} of the input's bytes" if lost > most else ""
         reason, errors = next(iter(self.first.items()))
         raise TooManyBadError(
-            f"{what}, more than max_skipped_share={most:g}; the first: {errors[0]} ({reason})",
+            f"{text}, more than max_skipped_share={most:g}; the first: {errors[0]} ({reason})",
             fix="correct the input, or raise it (--max-skipped-share): finished parts are kept",
         )
 

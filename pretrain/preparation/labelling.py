@@ -51,14 +51,14 @@ class LabelSet:
         more = ", ..." if len(self.names) > _MAX_SHOWN else ""
         names = ", ".join(self.names[:_MAX_SHOWN]) + more
         if self.is_given:
-            what = f"label {label!r} is not one of labels"
+            sentence = f"label {label!r} is not one of labels"
             fix = "add it to labels, or correct it"
         else:
-            what = f"label {label!r} of the {split} split is not one of the training split's"
+            sentence = f"label {label!r} of the {split} split is not one of the training split's"
             every = json.dumps(sort_labels([*self.names, str(label)]), ensure_ascii=False) if not more else "[...]"
             fix = f"correct it, or give the head a label that no text trains: labels={every}"
         where = f"the document that begins {text[:40]!r}"
-        raise DataError(f"{what} ({names})", where=where, fix=fix)
+        raise DataError(f"{sentence} ({names})", where=where, fix=fix)
 
 
 def sort_labels(names: Iterable[str]) -> list[str]:

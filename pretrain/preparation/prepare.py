@@ -123,15 +123,15 @@ def _warn_of_split(job: PrepareJob, splits: dict[str, SplitIndex]) -> None:
     num_documents = splits[VALIDATION].num_documents if VALIDATION in splits else 0
     if num_documents > 1 or not job.rule.fraction or job.rule.kind == "tail":
         return
-    what = "held out one document, whose loss says little"
+    text = "held out one document, whose loss says little"
     if not num_documents:
-        what = "held out nothing, without which runs train and are not evaluated: no val_loss, no checkpoint.best"
+        text = "held out nothing, without which runs train and are not evaluated: no val_loss, no checkpoint.best"
     fix = (
         "--split tail:0.05, the end of each text"
         if LAYOUTS[job.config.kind].running_text
         else f"--split {job.rule.larger}"
     )
-    _log.warning("split %s %s; to hold out more, prepare another --output with %s", job.config.split, what, fix)
+    _log.warning("split %s %s; to hold out more, prepare another --output with %s", job.config.split, text, fix)
 
 
 def run_prepare(config: PrepareConfig, part: str, processes: int | None) -> str:

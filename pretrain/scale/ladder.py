@@ -211,7 +211,7 @@ def _check_sizes(
     same = next((width for width, after in pairwise(widths) if width == after), None)
     if same is not None:
         step = width_step(planner.reference)
-        what = f"two budgets have the same size, width {same}: widths go in steps of {step}, a group of heads"
+        text = f"two budgets have the same size, width {same}: widths go in steps of {step}, a group of heads"
         # Neighbouring widths from the smallest on, whose budgets are then those of their sizes.
         apart = [widths[0] + step * number for number in range(max(MIN_SIZES, len(widths)))]
         ratio = planner.rule.tokens_per_parameter
@@ -223,7 +223,7 @@ def _check_sizes(
         if stored is not None and tokens > MAX_EPOCHS * stored.tokens:
             more = f"prepare {count(tokens / MAX_EPOCHS)} tokens (there are {count(stored.tokens)})"
             fix = f"use narrower heads in the config, or {more} for {instead} ({needs})"
-        raise ConfigError(what, where=option, fix=fix)
+        raise ConfigError(text, where=option, fix=fix)
 
 
 def describe_run(config: RunConfig, vocab_size: int | None, stored: StoredData | None) -> LadderRun:

@@ -192,11 +192,11 @@ def load_prediction(path: Path) -> dict[str, Any]:
         facts = read_json(path)
         is_whole = facts[HASH] == _digest(facts)
     except FileNotFoundError:
-        what, fix = (
+        text, fix = (
             "there is no prediction yet",
             "make it before the large run: pretrain scale fit LADDER",
         )
-        raise ConfigError(what, where=str(path), fix=fix) from None
+        raise ConfigError(text, where=str(path), fix=fix) from None
     except KeyError as error:
         raise DataError(f"not a prediction: it has no {error}", where=str(path), fix=fix) from None
     except (OSError, ValueError, TypeError) as error:

@@ -177,8 +177,8 @@ def scale_run(
         ConfigError: The width does not fit, the steps are too few, or the config that results breaks a rule.
     """
     if reference.batch.schedule:
-        what, fix = "a ladder has one batch size a run, by batch_by_tokens of --rule", "leave it out"
-        raise ConfigError(what, where="batch.schedule", fix=fix)
+        text, fix = "a ladder has one batch size a run, by batch_by_tokens of --rule", "leave it out"
+        raise ConfigError(text, where="batch.schedule", fix=fix)
     base = size_of(reference, vocab_size)
     parameters = parameters_of(reference, rule, width, vocab_size)
     tokens = flops / (FLOPS_OF_A_WEIGHT * parameters)

@@ -70,11 +70,11 @@ def open_dataset(config: DataConfig, folder_of: Callable[[str], Path] = Path) ->
     first, *rest = sources
     for source in rest:
         where = str(source.folder)
-        for what in ("tokenizer_sha256", "kind", "dtype", "eos_id", "begin_id"):
-            mine = str(getattr(first.index, what))
-            other = str(getattr(source.index, what))
+        for field in ("tokenizer_sha256", "kind", "dtype", "eos_id", "begin_id"):
+            mine = str(getattr(first.index, field))
+            other = str(getattr(source.index, field))
             if mine != other:
-                both = f"{what} of {source.name!r} is {other[:12]}, that of {first.name!r} is {mine[:12]}"
+                both = f"{field} of {source.name!r} is {other[:12]}, that of {first.name!r} is {mine[:12]}"
                 raise DataError(
                     f"data.mixture: {both}",
                     where=where,

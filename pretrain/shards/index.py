@@ -250,12 +250,12 @@ def load_index(folder: Path) -> DataIndex:
             fix=_REBUILD,
         ) from None
     if version > INDEX_VERSION:
-        what = f"newer than {INDEX_VERSION}, the newest this release reads"
+        age = f"newer than {INDEX_VERSION}, the newest this release reads"
         fix = "upgrade pretrain"
     else:
-        what = f"older than {INDEX_VERSION}, the only one this release reads"
+        age = f"older than {INDEX_VERSION}, the only one this release reads"
         fix = f"{_REBUILD} into a new folder"
-    raise DataError(f"index version {version} is {what}", where=str(path), fix=fix)
+    raise DataError(f"index version {version} is {age}", where=str(path), fix=fix)
 
 
 _INDEX = TypeAdapter(DataIndex)

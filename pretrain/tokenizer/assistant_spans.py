@@ -97,8 +97,8 @@ def tagged_spans(one: Conversation, silent: Collection[int]) -> list[Span]:
     one.raw = one.whole()
     text, spans = _generated(one.whole(marks=True))
     if text != one.raw:
-        what = "the chat template changes what it has within {% generation %}"
-        raise ChatTemplateError(f"{what}: {_REMEDY}")
+        reason = "the chat template changes what it has within {% generation %}"
+        raise ChatTemplateError(f"{reason}: {_REMEDY}")
     if not silent:
         return spans
     with_anchors = one.anchored()
@@ -108,8 +108,8 @@ def tagged_spans(one: Conversation, silent: Collection[int]) -> list[Span]:
     wordless = {turn for turn in turns if with_anchors[turn] == one.messages[turn]}
     moved = [tuple(len(_ANCHOR.sub("", text[:edge])) for edge in span) for span in anchored]
     if _ANCHOR.sub("", text) != one.raw or moved != spans or not places.keys() | wordless >= {*turns}:
-        what = "the chat template's tags have no place among the turns"
-        raise ChatTemplateError(f"{what}: {_REMEDY}")
+        reason = "the chat template's tags have no place among the turns"
+        raise ChatTemplateError(f"{reason}: {_REMEDY}")
     return [span for span in spans if _turn_of(span, places, turns, wordless, silent) not in silent]
 
 
@@ -128,8 +128,8 @@ def _turn_of(
     turns = turns or _neighbours(span, places, wordless, max(own) + 1)
     turns = [turn for turn in turns if turn in own] or turns
     if len({turn in silent for turn in turns}) != 1:
-        what = "a part in {% generation %} is of two turns, one of them not learned"
-        raise ChatTemplateError(f"{what}: {_REMEDY}")
+        text = "a part in {% generation %} is of two turns, one of them not learned"
+        raise ChatTemplateError(f"{text}: {_REMEDY}")
     return turns[0]
 
 
@@ -181,15 +181,15 @@ def added_spans(one: Conversation, learned: Sequence[int], eos: str) -> Iterator
     local = _Anchored(one, eos)
     for turn, before, until in zip(learned, texts[::2], texts[1::2], strict=True):
         if before.error is not None:
-            what = f"the chat template refuses the turns before turn {turn}: {before.error}"
+            reason = f"the chat template refuses the turns before turn {turn}: {before.error}"
             if turn == 0:
-                what = "the first turn is the assistant's, before which the template writes nothing"
-            raise ChatTemplateError(what)
+                reason = "the first turn is the assistant's, before which the template writes nothing"
+            raise ChatTemplateError(reason)
         begin = before.num_same if not before.rest else local.begin(turn, before)
         if turn < last:
             if until.error is not None:
-                what = f"the chat template refuses the turns up to {turn}"
-                raise ChatTemplateError(f"{what}: {until.error}")
+                reason = f"the chat template refuses the turns up to {turn}"
+                raise ChatTemplateError(f"{reason}: {until.error}")
             end = _shared(until, one.raw, eos)
             yield begin, local.end(turn, until) if end is None else end
         else:

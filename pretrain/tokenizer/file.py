@@ -75,8 +75,8 @@ def _check_template(processor: dict[str, Any]) -> None:
     for kind, sequences in (("single", "A"), ("pair", "AB")):
         for piece in processor[kind]:
             ((what, entry),) = piece.items()
-            known = sequences if what == "Sequence" else processor["special_tokens"]
-            if entry["id"] not in known:
+            names = sequences if what == "Sequence" else processor["special_tokens"]
+            if entry["id"] not in names:
                 raise ValueError(f"post_processor.{kind} names {entry['id']}, which it does not have")
 
 
@@ -283,13 +283,13 @@ def _own_texts(theirs: Any, where: str) -> dict[str, str]:
     """Returns the chat template of a tokenizer. Raises: ConfigError: It has none."""
     templates = None if theirs is None else theirs.chat_template
     if not templates:
-        what = "the tokenizer has no chat template"
+        text = "the tokenizer has no chat template"
         if theirs is None:
-            what = "a file of a tokenizer has no chat template"
+            text = "a file of a tokenizer has no chat template"
         elif Path(where, _OF_PROCESSOR).is_file():
-            what = f"{what}: {_OF_PROCESSOR} is read by processors alone"
+            text = f"{text}: {_OF_PROCESSOR} is read by processors alone"
         raise ConfigError(
-            f"template=tokenizer: {what}",
+            f"template=tokenizer: {text}",
             where=where,
             fix="give the folder of a model that chats, a .jinja file, chatml, or a text for each role",
         )

@@ -238,10 +238,10 @@ def _load(folder: Path, own_code: bool) -> Any:
         return AutoTokenizer.from_pretrained(folder, **options)
     except Exception as error:  # transformers and tokenizers raise nearly anything
         reason = " ".join(str(error).split()) or type(error).__name__
-        what, fix = "its tokenizer cannot be read", "fetch the folder again"
+        problem, fix = "its tokenizer cannot be read", "fetch the folder again"
         if isinstance(error, ImportError):
-            what, fix = "its tokenizer needs a package", "install the package"
-        raise DataError(f"{what}: {reason}", where=str(folder), fix=fix) from None
+            problem, fix = "its tokenizer needs a package", "install the package"
+        raise DataError(f"{problem}: {reason}", where=str(folder), fix=fix) from None
 
 
 def _content(path: Path) -> bytes:

@@ -56,10 +56,10 @@ def eos_id(tokenizer: Tokenizer, name: str | None = None) -> int:
     if number is None:
         tokens = f"its special tokens are {sorted(special) or 'none'}"
         fix = f"add {EOS} to it, or name it in tokenizer.special_tokens"
-        what = "the tokenizer has no end-of-document token"
+        text = "the tokenizer has no end-of-document token"
         if name is not None:
-            what, fix = f"{what} {name}", "name one of these in tokenizer.eos"
-        raise DataError(f"{what}; {tokens}", fix=fix)
+            text, fix = f"{text} {name}", "name one of these in tokenizer.eos"
+        raise DataError(f"{text}; {tokens}", fix=fix)
     return number
 
 

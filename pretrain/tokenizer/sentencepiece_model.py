@@ -54,9 +54,9 @@ def convert_sentencepiece(path: Path, theirs: Tokenizer, texts: Sequence[str]) -
         ids = converted.encode(text, add_special_tokens=False).ids
         tokens = [converted.id_to_token(one) for one in ids]
         if tokens != wanted:
-            what = f"sentencepiece encodes {text!r} as {wanted}, and a tokenizer.json of its model"
+            message = f"sentencepiece encodes {text!r} as {wanted}, and a tokenizer.json of its model"
             fix = "give a folder with the tokenizer.json of its makers, or train a tokenizer"
-            raise DataError(f"{what} as {tokens}", where=str(path), fix=fix)
+            raise DataError(f"{message} as {tokens}", where=str(path), fix=fix)
     return converted
 
 

@@ -273,8 +273,8 @@ def check_tokenizer(config: TokenizerConfig) -> None:
     if config.kind == "given":
         for name in _SHAPING:
             if getattr(config, name) != TokenizerConfig.model_fields[name].default:
-                what = f"tokenizer.{name}={getattr(config, name)} does not go with kind=given"
-                raise ConfigError(f"{what}, which has its own", fix="leave it out")
+                text = f"tokenizer.{name}={getattr(config, name)} does not go with kind=given"
+                raise ConfigError(f"{text}, which has its own", fix="leave it out")
         return
     _check_size(config.kind, config.vocab_size or DEFAULT_VOCAB_SIZE, plan_layout(config))
 

@@ -140,8 +140,8 @@ class _FileHandler(logging.FileHandler):
                 stream.close()
         if not self._has_said:
             self._has_said = True
-            what = f"{self.baseFilename}: cannot be written: {error.strerror}"
-            print(redact(f"{what}; lines are missing there until it can be"), file=sys.stderr, flush=True)
+            text = f"{self.baseFilename}: cannot be written: {error.strerror}"
+            print(redact(f"{text}; lines are missing there until it can be"), file=sys.stderr, flush=True)
 
 
 def _file_handler(log_file: Path, rank: int, world_size: int) -> logging.Handler:

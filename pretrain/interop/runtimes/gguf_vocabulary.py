@@ -87,8 +87,8 @@ def _check_bpe(content: dict[str, Any]) -> None:
     """Raises ConfigError where a `tokenizer.json` is not a BPE without further steps."""
     model = content["model"]
     if model.get("type") != "BPE":
-        what = f"its model is {model.get('type')}"
-        raise _refused(f"{what}, and only BPE is exported, of bytes or with byte_fallback")
+        text = f"its model is {model.get('type')}"
+        raise _refused(f"{text}, and only BPE is exported, of bytes or with byte_fallback")
     for key in ("dropout", "continuing_subword_prefix", "end_of_word_suffix"):
         if model.get(key):
             raise _refused(f"model.{key}={model[key]!r}")

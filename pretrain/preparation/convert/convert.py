@@ -158,8 +158,8 @@ def _find_begin(job: ConvertJob, num_documents: int) -> int | None:
     """Returns the token that the tokenizer puts in front of a text, if every document begins with it."""
     num_begun = sum(load_runs(job.folder, part).get("num_begun", 0) for part in job.parts)
     if 0 < num_begun < num_documents:
-        what = "%d of %d documents begin with token %d: prompts of a run will not, as not all do"
-        _log.warning(what, num_begun, num_documents, job.begin_id)
+        text = "%d of %d documents begin with token %d: prompts of a run will not, as not all do"
+        _log.warning(text, num_begun, num_documents, job.begin_id)
     return job.begin_id if num_begun == num_documents else None
 
 
@@ -192,11 +192,11 @@ def _prove(job: ConvertJob, index: DataIndex, records: dict[int, PartRecord], pr
         "after": after,
     }
     write_json(folder / CONVERSION_NAME, facts)
-    what = "token hash before and after: sha256 %(sha256)s over %(num_tokens)d tokens"
-    _log.info(what, before)
+    text = "token hash before and after: sha256 %(sha256)s over %(num_tokens)d tokens"
+    _log.info(text, before)
     if num_open:
-        what = "%d of %d documents do not end with token %d"
-        _log.warning(what, num_open, num_documents, index.eos_id)
+        text = "%d of %d documents do not end with token %d"
+        _log.warning(text, num_open, num_documents, index.eos_id)
 
 
 def _hash_tokens(chunks: Iterable[np.ndarray]) -> dict[str, int | str]:

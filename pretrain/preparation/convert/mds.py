@@ -165,9 +165,9 @@ def _open_index(path: Path, options: ReadOptions) -> list[MdsFile]:
             )
         return [_open_shard(path, shard, options) for shard in raw["shards"]]
     except (OSError, ValueError, KeyError, TypeError, AttributeError, OverflowError) as error:
-        what = f"no index of MDS shards: {type(error).__name__} {error}"
+        text = f"no index of MDS shards: {type(error).__name__} {error}"
         fix = "copy it again, or write the shards again"
-        raise DataError(what[:200], where=str(path), fix=fix) from None
+        raise DataError(text[:200], where=str(path), fix=fix) from None
 
 
 def _open_shard(index: Path, raw: dict[str, Any], options: ReadOptions) -> MdsFile:

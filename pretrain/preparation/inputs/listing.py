@@ -192,14 +192,14 @@ def _of_split(given: str, path: str, listed: list[str], config: InputConfig, rea
 
 
 def _nothing_to_read(given: str, path: str, remote: dict[str, InputFile]) -> DataError:
-    what = "nothing to read"
+    text = "nothing to read"
     fix = f"give files of {KNOWN_SUFFIXES}"
     if path in remote or Path(path).is_file():
         head = b"" if is_remote(given) else read_head(Path(path))
         unknown = ("unsupported file type", f"give one of {KNOWN_SUFFIXES}")
-        what, fix = name_text(_name_of(path), head) or unknown
+        text, fix = name_text(_name_of(path), head) or unknown
         fix = f"{fix}; {AS_TEXT}"
-    return DataError(what, where=without_secrets(given), fix=fix)
+    return DataError(text, where=without_secrets(given), fix=fix)
 
 
 def _read_beginning(remote: dict[str, InputFile], name: str, most_bytes: int) -> bytes:
@@ -277,14 +277,14 @@ def _check_kind(file: InputFile, config: InputConfig, kind: DataKind) -> None:
     """Refuses a file that cannot contain this kind. Raises: ConfigError, LaunchError."""
     layouts = FORMATS[file.format].layouts
     if layouts and kind not in layouts:
-        what = f"format={file.format} holds no {kind}"
+        text = f"format={file.format} holds no {kind}"
         fix = "give .jsonl, .json, .parquet or webdataset tars of records"
         if config.paired_path is not None:
-            what = f"paired_path goes with kind=pairs, not with kind={kind}"
+            text = f"paired_path goes with kind=pairs, not with kind={kind}"
             fix = "leave it out, or set kind: pairs"
         elif LAYOUTS[kind].has_source:
             fix = "give records with source_field and target_field, or paired_path and format: lines"
-        raise ConfigError(what, where=file.shown, fix=fix)
+        raise ConfigError(text, where=file.shown, fix=fix)
     if needs := FORMATS[file.format].needs:
         noun, package, extra = needs
         if find_spec(package) is None:

@@ -104,9 +104,9 @@ class _Decompressed(io.RawIOBase):
         except (*_DAMAGE, OSError) as error:
             if isinstance(error, OSError) and (error.errno or error.filename):
                 raise  # of the disk or the server; bz2 has none of its own
-            for said, (what, command) in _LIMITS.items():
+            for said, (limit, command) in _LIMITS.items():
                 if said in str(error):
-                    raise self._limit(what, command) from None
+                    raise self._limit(limit, command) from None
             self._refuse_other()
             where = f"{self._file.shown}, byte {self._position} (uncompressed)"
             raise BadInputError(

@@ -106,20 +106,20 @@ def encode(text: str) -> bytes:
 def bad_field(record: Mapping[str, Any], name: str, wanted: str, option: str) -> RecordError:
     """Builds the error of a field that is absent, or not `wanted`; `option` chooses another."""
     fields = ", ".join(sorted(map(str, record))[:20]) or "none"
-    what = f"field {name!r} {describe(record, name, wanted)}; fields: {fields}"
+    text = f"field {name!r} {describe(record, name, wanted)}; fields: {fields}"
     if name in record:
         fix = f"make it {wanted}, or choose another with {option}"
         if wanted == "a string" and isinstance(record[name], list):
             fix += ", or join its strings: joiner of the input"
-        return RecordError(what, fix, BAD_FIELD)
+        return RecordError(text, fix, BAD_FIELD)
     chats = [key for key, value in record.items() if isinstance(value, list) and value and isinstance(value[0], dict)]
     if chats and option in ("prompt_field", "messages_field"):
         return RecordError(
-            what,
+            text,
             f"give messages_field: {chats[0]} (inputs.0.messages_field={chats[0]})",
             BAD_FIELD,
         )
-    return RecordError(what, f"add it to the record, or choose one with {option}", BAD_FIELD)
+    return RecordError(text, f"add it to the record, or choose one with {option}", BAD_FIELD)
 
 
 def describe(record: Mapping[str, Any], name: str, wanted: str) -> str:

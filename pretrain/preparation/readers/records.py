@@ -190,17 +190,17 @@ def decode(utf8: bytes, name: str, offset: int) -> str:
 
 def not_utf8(error: UnicodeDecodeError, name: str, offset: int) -> BadInputError:
     """Builds the error of bytes, from byte `offset` of `name` on, that are not UTF-8."""
-    what = f"invalid UTF-8: byte 0x{error.object[error.start]:02x} ({error.reason})"
+    text = f"invalid UTF-8: byte 0x{error.object[error.start]:02x} ({error.reason})"
     fix = "convert the file to UTF-8 (iconv -f ENCODING), drop such bytes (iconv -c -f UTF-8 -t UTF-8)"
     fix += ", or leave such texts out (--on-error skip, or on_error of the input)"
     if offset == 0 and (foreign := name_text("", error.object[:HEAD_BYTES])):
-        what, fix = f"{foreign[0]}, by its first bytes, not UTF-8", foreign[1]
+        text, fix = f"{foreign[0]}, by its first bytes, not UTF-8", foreign[1]
     if offset == 0 and error.object.startswith((BOM_UTF16_LE, BOM_UTF16_BE)):  # of UTF-32 too, little-endian
         encoding = "UTF-32" if error.object.startswith(BOM_UTF32_LE) else "UTF-16"
-        what = f"{encoding} by its byte-order mark, not UTF-8"
+        text = f"{encoding} by its byte-order mark, not UTF-8"
         fix = f"convert it: iconv -f {encoding} -t UTF-8 FILE > NEW_FILE"
     where = f"{name}, byte {offset + error.start}"
-    return BadInputError(what, where=where, fix=fix, reason=UNDECODABLE)
+    return BadInputError(text, where=where, fix=fix, reason=UNDECODABLE)
 
 
 def build_text(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:

@@ -72,10 +72,10 @@ class _RecordReader:
         fields: dict[str, str] = {}
         while (line := self._readline(MAX_HEADER_BYTES - len(raw))) not in (b"\r\n", b"\n"):
             if not line.endswith(b"\n"):
-                what = "the archive is cut off in the headers of a record"
+                text = "the archive is cut off in the headers of a record"
                 if len(raw) + len(line) >= MAX_HEADER_BYTES:
-                    what = "headers without an end"
-                raise self.error(what, offset)
+                    text = "headers without an end"
+                raise self.error(text, offset)
             raw += line
             key, _, value = line.decode("utf-8", "replace").partition(":")
             fields[key.strip().lower()] = value.strip()

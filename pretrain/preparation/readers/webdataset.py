@@ -194,9 +194,9 @@ def read_webdataset(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterat
             place = place or f"{name}, byte {member.offset}"
             kind = split_name(member.path)[1]
             if kind in bodies:
-                what = f"sample {key!r} has two members .{kind}"
+                text = f"sample {key!r} has two members .{kind}"
                 fix = "give each sample a key of its own"
-                bad = rule.leave_out(BadInputError(what, where=place, fix=fix), 0)
+                bad = rule.leave_out(BadInputError(text, where=place, fix=fix), 0)
             bodies[kind] = b""
             if kind == "jsonl":
                 body = cast(BinaryIO, io.BufferedReader(member))
@@ -205,8 +205,8 @@ def read_webdataset(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterat
                 yield from read_records(lines, rule)
             elif kind in TEXT_MEMBERS:
                 if member.size > rule.limit:
-                    what = f"member {member.path!r} of {member.size} bytes"
-                    bad = rule.leave_out(too_long(what, rule.limit, place), 0)
+                    text = f"member {member.path!r} of {member.size} bytes"
+                    bad = rule.leave_out(too_long(text, rule.limit, place), 0)
                 else:
                     bodies[kind] = without_marks(member.read(member.size))
         # Members that are skipped, too, are bytes of the input that are done.
@@ -241,9 +241,9 @@ def _is_of_lines(key: str, bodies: dict[str, bytes], place: str) -> bool:
     kinds = [kind for kind in TEXT_MEMBERS if kind in bodies]
     if not kinds or ("jsonl" in kinds and len(kinds) > 1):
         has = ", ".join(f".{kind}" for kind in kinds or bodies)
-        what = "two texts" if kinds else "no text"
+        number = "two texts" if kinds else "no text"
         raise BadInputError(
-            f"sample {key!r} has {what} (it has {has})",
+            f"sample {key!r} has {number} (it has {has})",
             where=place,
             fix="give .txt, .json or .jsonl, and of these only .txt and .json together",
         )
