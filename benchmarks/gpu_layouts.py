@@ -48,6 +48,7 @@ class Sizes:
         save_every: Steps between saves of the last two.
         width: Width of the dense model; that of experts is half of it.
         layers: Layers of the dense model.
+        race: Overrides of the model of a disturbed run.
         saved: Overrides of the model whose state is saved.
     """
 
@@ -58,7 +59,14 @@ class Sizes:
     save_every: int
     width: int
     layers: int
+    race: tuple[str, ...]
     saved: tuple[str, ...]
+
+
+def _llama(layers: int, width: int, head_width: int) -> tuple[str, ...]:
+    heads = f"heads: {width // head_width}, kv_heads: {width // head_width}, head_width: {head_width}"
+    decoder = f"model.decoder={{layers: {layers}, width: {width}, {heads}, ff_width: {4 * width}}}"
+    return ("model.preset=llama-tiny", "model.max_seq_len=64", decoder)
 
 
 FULL = Sizes(
@@ -69,12 +77,10 @@ FULL = Sizes(
     save_every=20,
     width=128,
     layers=4,
-    saved=(
-        "model.preset=llama-tiny",
-        "model.decoder={layers: 8, width: 1024, heads: 16, kv_heads: 16, head_width: 64, ff_width: 4096}",
-    ),
+    race=_llama(2, 512, 64),
+    saved=_llama(8, 1024, 64),
 )
-"""The saved model has 134 million parameters: 1.6 GB of weights and moments in fp32."""
+"""The model of a race has more parameters a layer than ZeRO 3 gathers ahead."""
 TINY = Sizes(
     steps=4,
     race_steps=12,
@@ -83,10 +89,8 @@ TINY = Sizes(
     save_every=5,
     width=32,
     layers=2,
-    saved=(
-        "model.preset=llama-tiny",
-        "model.decoder={layers: 2, width: 64, heads: 4, kv_heads: 4, head_width: 16, ff_width: 128}",
-    ),
+    race=_llama(2, 32, 16),
+    saved=_llama(2, 64, 16),
 )
 
 CONFIG = """\

@@ -44,10 +44,8 @@ def abort(runs: RankRuns) -> None:
 def race(runs: RankRuns) -> None:
     """Compares disturbed runs with calm ones in every bit; then leaves out a wait, which must show."""
     sizes = runs.sizes
-    # Two layers: a step of ZeRO 3 has half of the collectives.
-    words = [word.replace(f"layers: {sizes.layers}", "layers: 2") for word in runs.overrides_of("dense")]
-    words += [f"train.steps={sizes.race_steps}", f"checkpoint.every_steps={sizes.save_every}"]
-    words += ["engine.deterministic=true", "batch.micro=4"]
+    words = [*sizes.race, f"train.steps={sizes.race_steps}", f"checkpoint.every_steps={sizes.save_every}"]
+    words.append("engine.deterministic=true")
     tasks = []
     for stage in (3, 2):
         at_stage = [*words, f"engine.zero_stage={stage}"]

@@ -4,6 +4,7 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -141,17 +142,23 @@ def are_close(apart: dict[str, Any], precision: str = "fp32") -> bool:
 
 
 def first_difference(expected: RunDir, ours: RunDir) -> str | None:
-    """Returns the first difference of two runs, in a bit of their ledgers or of their checkpoints; None: equal."""
+    """Returns the first difference of two runs, in a bit of their ledgers or of their checkpoints; None: equal.
+
+    A run that was stopped has a checkpoint of that step besides: those of the same steps are compared, the last ones
+    at least.
+    """
     seen = compare(expected.audit, ours.audit)
     if seen is not None:
         return str(seen)
-    if dict(_checksums(expected)) != dict(_checksums(ours)):
-        return "the files of checkpoints differ"
+    saved = [{folder.name: folder for folder in list_checkpoints(run.checkpoints)} for run in (expected, ours)]
+    if max(saved[0]) != max(saved[1]):
+        return f"the last checkpoints are {max(saved[0])} and {max(saved[1])}"
+    for name in sorted(saved[0].keys() & saved[1].keys()):
+        if _checksums(saved[0][name]) != _checksums(saved[1][name]):
+            return f"the files of {name} differ"
     return None
 
 
-def _checksums(run: RunDir) -> Iterator[tuple[str, Any]]:
-    for folder in list_checkpoints(run.checkpoints):
-        for record in load_manifest(folder).files:
-            if record.name.endswith(".safetensors"):
-                yield f"{folder.name}/{record.name}", record.crc32s
+def _checksums(checkpoint: Path) -> dict[str, list[int]]:
+    records = load_manifest(checkpoint).files
+    return {record.name: record.crc32s for record in records if record.name.endswith(".safetensors")}

@@ -13,11 +13,14 @@ from benchmarks.gpu_job import ONE_GPU, environment_of
 from benchmarks.gpu_layouts import ALONE, CONFIG, FULL, GROUPS, LAYOUTS, RANKS, ROWS, TINY, references
 from benchmarks.gpu_rank import Sleeper, Task, disturbed, unordered
 from benchmarks.gpu_rank_drills import start_again
-from benchmarks.gpu_rank_runs import RankRuns, are_close, differences
+from benchmarks.gpu_rank_runs import RankRuns, are_close, differences, first_difference
 from benchmarks.gpu_ranks import Layouts
+from pretrain.checkpoint.format import SCHEMA, Manifest
 from pretrain.config.load import load_config
 from pretrain.engine import deepspeed_engine
 from pretrain.errors import ConfigError
+from pretrain.run.folder import RunDir
+from pretrain.utils.io import FileRecord, json_bytes
 
 
 def bench_in(folder, **options):
@@ -63,7 +66,8 @@ def test_every_layout_is_a_config_whose_rows_are_those_of_its_reference(config, 
                 found = load_config(config, ["run.name=layout", *words[layout.reference], *more])
                 shared = found.parallel.sequence * found.parallel.tensor
                 assert found.batch.rows == ROWS == 2 * found.batch.micro * RANKS[group] // shared
-    load_config(config, ["run.name=save", *sizes.saved])
+    for model in (sizes.race, sizes.saved):
+        load_config(config, ["run.name=drill", *model])
 
 
 def test_layouts_have_what_is_asked_of_ranks():
@@ -107,6 +111,29 @@ REFERENCE = ledger((4.0, 2.0), val_loss=3.0)
 )
 def test_a_layout_is_close_in_losses_norms_and_evaluation_over_the_same_samples(ours, close):
     assert are_close(differences(REFERENCE, ours)) is close
+
+
+@pytest.mark.parametrize(
+    ("ours", "seen"),
+    [
+        ({"step-20": 1, "step-26": 5, "step-40": 2}, None),  # stopped at 26
+        ({"step-40": 2}, None),
+        ({"step-20": 3, "step-40": 2}, "the files of step-20 differ"),
+        ({"step-20": 1, "step-26": 5}, "the last checkpoints are step-40 and step-26"),
+    ],
+)
+def test_two_runs_differ_by_a_file_of_a_checkpoint_that_both_have(tmp_path, ours, seen):
+    saved = {"expected": {"step-20": 1, "step-40": 2}, "ours": ours}
+    for run, steps in saved.items():
+        for step, crc in steps.items():
+            folder = tmp_path / run / "checkpoints" / step.replace("-", "-000000")
+            folder.mkdir(parents=True)
+            file = {"name": "rank-00000.safetensors", "num_bytes": 8, "crc32s": [crc]}
+            manifest = Manifest(SCHEMA, {"step": 1, "tokens": 1}, {}, [], [FileRecord(**file)], {})
+            (folder / "manifest.json").write_bytes(json_bytes(manifest.to_json()))
+        (tmp_path / run / "audit.jsonl").touch()
+    found = first_difference(RunDir(tmp_path / "expected"), RunDir(tmp_path / "ours"))
+    assert found == (seen and seen.replace("step-", "step-000000"))
 
 
 def test_references_are_read_from_earlier_rows_of_the_same_length(tmp_path):
