@@ -1,16 +1,16 @@
-"""`pretrain doctor --calibrate`: measured speeds as constants of `pretrain plan`.
+"""`pretrain doctor --calibrate`: measured speeds as constants of `pretrain plan`, each alone.
 
-kernels alone, on all ranks at once           shares of the peaks of `plan/gpus.py`
-a few steps of a small config, on one rank    efficiency: time of kernels alone over that of a step
+Six numbers of a rank: products, a copy, attention at two lengths by the kernel that training takes, a
+block of the config, an update, and launches; and the all-reduce of all.
 """
 
-import math
 import platform
 import socket
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import Any
 
 from pretrain import dist
@@ -18,20 +18,16 @@ from pretrain.config.load import load_config
 from pretrain.config.model import ModelConfig
 from pretrain.config.run import RunConfig
 from pretrain.dist import World
+from pretrain.doctor.block_time import block_passes, has_blocks, launch_seconds, time_block, update_speed
 from pretrain.doctor.machine import read_memory
 from pretrain.doctor.rank_checks import all_reduce_speed, build_versions, import_torch, start_group, take_device
-from pretrain.doctor.small import TrialOptions, small_overrides
-from pretrain.doctor.spawn import run_command, run_ranks
-from pretrain.errors import EXIT_OK, ConfigError
-from pretrain.plan.cluster import Calibration, Cluster, fit_products
+from pretrain.doctor.small import TrialOptions
+from pretrain.doctor.spawn import run_ranks
+from pretrain.errors import ConfigError
+from pretrain.plan.cluster import Calibration, fit_products
 from pretrain.plan.gpus import GPUS, Gpu, find_gpu, name_of_device
-from pretrain.plan.roofline import predict_rate
-from pretrain.plan.task import ParallelLayout, task_of
-from pretrain.run.folder import RunDir
-from pretrain.utils.jsonl import read_rows
 from pretrain.utils.units import plural
 
-_STEPS = 12
 _AS_MEASURED = ("device", "host", "versions", "overhead_bytes", "group_bytes", "memory_bytes")
 
 
@@ -45,6 +41,8 @@ class KernelShape:
     head_width: int
     seq_len: int
     causal: bool
+    attention: str = "auto"  # `engine.attention`
+    masked: bool = False  # true: documents of a row do not attend to each other
 
 
 def shape_of(config: RunConfig, device: str) -> KernelShape:
@@ -58,11 +56,23 @@ def shape_of(config: RunConfig, device: str) -> KernelShape:
     stack = model.last_stack
     causal = model.decoder is not None
     length = config.lengths.target
-    return KernelShape(device, config.engine.precision, stack.heads, stack.per_head_width, length, causal)
+    engine, masked = config.engine, config.data.document_mask
+    return KernelShape(
+        device, engine.precision, stack.heads, stack.per_head_width, length, causal, engine.attention, masked
+    )
 
 
-def build_calibration(found: dict[str, Any], gpu_name: str | None) -> Calibration:
-    """Converts the result of `measure` to shares of a data sheet. Raises: ConfigError."""
+def build_calibration(found: dict[str, Any], gpu_name: str | None, config: RunConfig | None = None) -> Calibration:
+    """Converts the result of `measure` to shares of a data sheet.
+
+    Args:
+        found: The result.
+        gpu_name: Name in `GPUS`; None: by the device's.
+        config: The config whose block was timed. None: none was.
+
+    Raises:
+        ConfigError: The device is unknown.
+    """
     is_cpu = found["shape"]["device"] == "cpu"
     name = gpu_name or ("cpu" if is_cpu else name_of_device(found["device"]))
     if name is None:
@@ -74,18 +84,25 @@ def build_calibration(found: dict[str, Any], gpu_name: str | None) -> Calibratio
     peak = gpu.flops_fp32 if found["shape"]["precision"] == "fp32" else gpu.flops
     products, half_width = fit_products([(width, speed / peak) for width, speed in found["products"]])
     link, network = _shares_of_links(found, gpu)
-    return Calibration(
+    attention, half_keys = fit_products([(keys, speed / peak) for keys, speed in found["attention"]])
+    calibration = Calibration(
         gpu=name,
         measured=datetime.now(UTC).isoformat(timespec="seconds"),
         products=products,
         half_width=half_width,
-        attention=found["attention"] / peak,
+        attention=attention,
+        half_keys=half_keys,
+        update_share=found["update"] / found["memory"],
         memory_share=found["memory"] / gpu.memory_bytes_s,
         link_share=link,
         network_share=network,
-        efficiency=1.0,  # until steps are timed
         **{name: found[name] for name in _AS_MEASURED},
     )
+    if config is None or found["block"] is None:
+        return calibration
+    passes = block_passes(config, gpu, calibration.constants(gpu), found["block"])
+    launch_s = None if is_cpu else launch_seconds(config.engine, "cuda", found["launched"])
+    return replace(calibration, passes=passes, launch_s=launch_s)
 
 
 def _shares_of_links(found: dict[str, Any], gpu: Gpu) -> tuple[float | None, float | None]:
@@ -102,31 +119,15 @@ def _shares_of_links(found: dict[str, Any], gpu: Gpu) -> tuple[float | None, flo
     return None, passed / (ranks // hosts * gpu.network_bytes_s)
 
 
-def with_step(calibration: Calibration, predicted_s: float, measured_s: float) -> Calibration:
-    """Returns the calibration with the efficiency of a step, at most 1."""
-    return replace(calibration, efficiency=min(1.0, predicted_s / measured_s))
-
-
-def step_seconds(rows: list[dict[str, Any]]) -> float | None:
-    """Returns the seconds of a step in the second half of a short run; None with too few rows."""
-    # `step_time_s` is the mean over all steps so far.
-    totals = [(row["step"], row["step"] * row["step_time_s"]) for row in rows if row.get("step_time_s")]
-    if len(totals) < 4:
-        return None
-    first, early = totals[len(totals) // 2 - 1]
-    last, late = totals[-1]
-    seconds = (late - early) / (last - first)
-    return seconds if seconds > 0 and math.isfinite(seconds) else None
-
-
 def describe(calibration: Calibration, found: dict[str, Any]) -> list[tuple[str, str, str]]:
     """Returns rows of a table: name, measured value, share of the peak."""
     width, speed = found["products"][-1]
+    keys, attention = found["attention"][-1]
     sheet = f"{GPUS[calibration.gpu].memory_gib:.1f} by the data sheet"
     rows = [
         (f"products, width {width}", f"{speed / 1e12:.3g} TFLOP/s", f"{calibration.products:.3f} of wide ones"),
         ("half of it at width", f"{calibration.half_width:.0f}", ""),
-        ("attention", f"{found['attention'] / 1e12:.3g} TFLOP/s", f"{calibration.attention:.3f}"),
+        (f"attention, {keys} keys", f"{attention / 1e12:.3g} TFLOP/s", f"{calibration.attention:.3f} of long rows"),
         ("memory", f"{found['memory'] / 1e9:.3g} GB/s", f"{calibration.memory_share:.3f}"),
         ("overhead", f"{calibration.overhead_bytes / 2**20:.0f} MiB", ""),
         ("memory size", f"{calibration.memory_bytes / 2**30:.1f} GiB", sheet),
@@ -134,13 +135,19 @@ def describe(calibration: Calibration, found: dict[str, Any]) -> list[tuple[str,
     if found["all_reduce"] is not None:
         share = calibration.network_share if calibration.link_share is None else calibration.link_share
         rows.append(("all-reduce", f"{found['all_reduce'] / 1e9:.3g} GB/s a rank", f"{share:.3f}"))
-    return [*rows, ("a step", "", f"{calibration.efficiency:.3f} of its kernels alone")]
+    rows.append(("update", f"{found['update'] / 1e9:.3g} GB/s", f"{calibration.update_share:.3f} of a copy"))
+    if calibration.passes is not None:
+        moved = f"moves what it keeps {calibration.passes:.1f} times"
+        rows.append(("a block", f"{1e3 * found['block']:.3g} ms", moved))
+    if calibration.launch_s is not None:
+        rows.append(("a launch", f"{1e6 * calibration.launch_s:.3g} us", ""))
+    return rows
 
 
 def calibrate(
     asked: TrialOptions, gpu_name: str | None, tell: Callable[[str], None]
 ) -> tuple[Calibration, dict[str, Any]] | None:
-    """Measures kernels on the ranks of this machine, or of a job, and times a step on one.
+    """Measures on the ranks of this machine, or of a job.
 
     Returns the calibration, and the result of `measure`; None on ranks other than 0. Raises:
     ConfigError: The device or its name is unknown, or the model is recurrent. LaunchError.
@@ -150,41 +157,17 @@ def calibrate(
         gpu_name = gpu_name.lower()
     num_ranks = asked.cluster.size
     shape = asdict(shape_of(asked.loaded, asked.cluster.device))
-    tell(f"kernels, on {plural(num_ranks, 'rank')}")
+    arguments = {"shape": shape}
+    if has_blocks(asked.loaded):
+        arguments["trial"] = {"config": asked.config, "overrides": asked.overrides}
+    tell(f"kernels, a block, an update and launches, on {plural(num_ranks, 'rank')}")
     if asked.place.is_started:
-        facts = measure(dist.read_world(), shape)
+        facts = measure(dist.read_world(), arguments)
         if asked.place.rank:
             return None
     else:
-        facts = run_ranks("pretrain.doctor.calibrate:measure", num_ranks, shape, within_s=600.0)
-    calibration = build_calibration(facts, gpu_name)
-    tell(f"{_STEPS} steps of a small run of the config")
-    timed = _time_step(asked, calibration, tell)
-    if timed is None:
-        tell("the steps could not be timed: with an efficiency of 1, predictions are too fast")
-        return calibration, facts
-    return with_step(calibration, *timed), facts
-
-
-def _time_step(
-    asked: TrialOptions, calibration: Calibration, tell: Callable[[str], None]
-) -> tuple[float, float] | None:
-    """Returns seconds of a step on one rank, predicted and measured; None if the run fails."""
-    one = Cluster(1, 1, GPUS[calibration.gpu], calibration)
-    stage = asked.loaded.engine.zero_stage
-    small = small_overrides(asked.loaded, one, asked.folder, "steps", _STEPS, stage)
-    overrides = [*asked.overrides, *small]
-    trial = run_command(["launch", "local", asked.config, *overrides], asked.folder / "steps.log")
-    if trial.exit_code != EXIT_OK:
-        tell(f"the small run ended with exit code {trial.exit_code}: {trial.error}")
-        return None
-    measured = step_seconds(read_rows(RunDir(asked.folder / "steps").metrics))
-    if measured is None:
-        return None
-    config = load_config(asked.config, overrides)
-    batch = config.plan_ranks(1)
-    layout = ParallelLayout(config.engine, batch.micro, batch.accumulation)
-    return predict_rate(task_of(config), layout, one).step_s, measured
+        facts = run_ranks("pretrain.doctor.calibrate:measure", num_ranks, arguments, within_s=600.0)
+    return build_calibration(facts, gpu_name, asked.loaded), facts
 
 
 # Kernels alone, on all ranks at once, as they will run. The slowest rank counts. A CPU is measured
@@ -193,6 +176,9 @@ def _time_step(
 #     products    x W, and the two of its backward pass, at several widths     FLOP/s
 #     attention   torch's kernel, forward and backward, all pairs counted      FLOP/s
 #     memory      a copy: read once, written once                              bytes/s
+#     block       both passes of a block of the config, on a micro-batch                     s
+#     launched    the same on so few tokens that the device waits for its host               s
+#     update      AdamW on one tensor                          bytes/s
 #     overhead    memory of the device that a process takes before its tensors bytes
 #     all-reduce  over all ranks                                               bytes/s a rank
 
@@ -202,11 +188,17 @@ _ROWS = {"cuda": 8192, "cpu": 512}  # of products
 _COPIED = {"cuda": 2**30, "cpu": 2**27}  # bytes
 _SUMMED = {"cuda": 2**28, "cpu": 2**24}  # bytes of an all-reduce
 _REPEATS = {"cuda": 10, "cpu": 3}
+_WARM_S = {"cuda": 0.5, "cpu": 0.0}
 
 
 def measure(world: World, arguments: dict[str, Any]) -> dict[str, Any]:
-    """Measures on every rank; returns the least of all, as JSON values. Collective."""
-    shape = KernelShape(**arguments)
+    """Measures on every rank; returns the least of all, as JSON values. Collective.
+
+    Args:
+        world: This rank's place.
+        arguments: `shape`, and `trial` with the config of a block; without it there is none.
+    """
+    shape = KernelShape(**arguments["shape"])
     device = shape.device
     torch = import_torch()
     if device == "cpu":
@@ -214,40 +206,77 @@ def measure(world: World, arguments: dict[str, Any]) -> dict[str, Any]:
     take_device(torch, world, device)
     overhead = _used_bytes(torch, device)
     start_group(torch, world, device)
-    dtype = getattr(torch, _DTYPES[shape.precision])
-    mine = {
-        "products": [[width, _products(torch, width, device, dtype)] for width in _WIDTHS[device]],
-        "attention": _attention(torch, shape, dtype),
-        "memory": _memory(torch, device),
-        "overhead_bytes": overhead,
-        "memory_bytes": int(torch.cuda.mem_get_info()[1]) if device == "cuda" else read_memory()[0],
-        "host": socket.gethostname(),
-    }
+    mine = _measure_kernels(torch, shape)
+    mine["overhead_bytes"] = overhead
     speed = all_reduce_speed(torch, world, device, _SUMMED[device]) if world.size > 1 else None
     mine["group_bytes"] = max(0, _used_bytes(torch, device) - overhead)
-    measures = dist.gather_objects(mine)
+    mine |= _measure_parts(torch, device, arguments.get("trial"))
+    ranks = dist.gather_objects(mine)
     torch.distributed.destroy_process_group()
-    rows = zip(*(one["products"] for one in measures), strict=True)  # a width each, of all ranks
     processor = platform.processor() or platform.machine()
     return {
-        "products": [min(row) for row in rows],
-        **{name: min(one[name] for one in measures) for name in ("attention", "memory", "memory_bytes")},
-        "overhead_bytes": max(one["overhead_bytes"] for one in measures),
-        "group_bytes": None if speed is None else max(one["group_bytes"] for one in measures),
+        **_slowest(ranks),
+        "group_bytes": None if speed is None else max(one["group_bytes"] for one in ranks),
         "all_reduce": speed,
         "host": mine["host"],
-        "num_hosts": len({one["host"] for one in measures}),
+        "num_hosts": len({one["host"] for one in ranks}),
         "num_ranks": world.size,
         "device": torch.cuda.get_device_name() if device == "cuda" else processor,
         "versions": {"torch": torch.__version__, **build_versions(torch)},
-        "shape": arguments,
+        "shape": arguments["shape"],
     }
 
 
+def _measure_kernels(torch: Any, shape: KernelShape) -> dict[str, Any]:
+    """Returns the speeds of kernels on this rank, and its memory."""
+    device, dtype = shape.device, getattr(torch, _DTYPES[shape.precision])
+    return {
+        "products": [[width, _products(torch, width, device, dtype)] for width in _WIDTHS[device]],
+        "attention": [[keys, _attention(torch, shape, keys, dtype)] for keys in _lengths(shape.seq_len)],
+        "memory": _memory(torch, device),
+        "memory_bytes": int(torch.cuda.mem_get_info()[1]) if device == "cuda" else read_memory()[0],
+        "host": socket.gethostname(),
+    }
+
+
+def _measure_parts(torch: Any, device: str, trial: dict[str, Any] | None) -> dict[str, Any]:
+    """Returns the speed of an update, and the seconds of a block of a trial's config; None: there is none."""
+    timed = partial(_seconds, torch, device)
+    parts: dict[str, Any] = {"update": update_speed(torch, device, timed), "block": None, "launched": None}
+    if trial is None:
+        return parts
+    config = load_config(trial["config"], trial["overrides"], extensions="import")
+    return parts | time_block(torch, config, device, timed)
+
+
+def _slowest(ranks: list[dict[str, Any]]) -> dict[str, Any]:
+    """Returns the least speeds of all ranks, and their longest times."""
+    slowest: dict[str, Any] = {"overhead_bytes": max(one["overhead_bytes"] for one in ranks)}
+    for name in ("products", "attention"):
+        rows = zip(*(one[name] for one in ranks), strict=True)  # a width or length each, of all ranks
+        slowest[name] = [min(row) for row in rows]
+    for name in ("memory", "update", "memory_bytes"):
+        slowest[name] = min(one[name] for one in ranks)
+    for name in ("block", "launched"):
+        times = [one[name] for one in ranks]
+        slowest[name] = None if None in times else max(times)
+    return slowest
+
+
 def _seconds(torch: Any, device: str, run: Callable[[], Any]) -> float:
-    """Returns the fastest of some calls after two that warm up: other load can only add."""
-    took = []
-    for _ in range(_REPEATS[device] + 2):
+    """Returns the fastest of some calls after those that warm up: other load can only add.
+
+    A GPU warms up for half a second, after which it runs as slowly as in a long run.
+    """
+    took: list[float] = []
+    until = time.perf_counter() + _WARM_S[device]
+    while len(took) < 2 or time.perf_counter() < until:
+        took.append(0.0)
+        run()
+        if device == "cuda":
+            torch.cuda.synchronize()
+    took.clear()
+    for _ in range(_REPEATS[device]):
         if device == "cuda":
             torch.cuda.synchronize()
         begun = time.perf_counter()
@@ -255,7 +284,7 @@ def _seconds(torch: Any, device: str, run: Callable[[], Any]) -> float:
         if device == "cuda":
             torch.cuda.synchronize()
         took.append(time.perf_counter() - begun)
-    return min(took[2:])
+    return min(took)
 
 
 def _products(torch: Any, width: int, device: str, dtype: Any) -> float:
@@ -267,18 +296,37 @@ def _products(torch: Any, width: int, device: str, dtype: Any) -> float:
     return 3 * 2 * rows * width * 4 * width / seconds
 
 
-def _attention(torch: Any, shape: KernelShape, dtype: Any) -> float:
-    rows = max(1, (32_768 if shape.device == "cuda" else 1024) // shape.seq_len)
-    size = (rows, shape.heads, shape.seq_len, shape.head_width)
-    q, k, v = (torch.randn(size, device=shape.device, dtype=dtype, requires_grad=True) for _ in range(3))
-    grad = torch.randn(size, device=shape.device, dtype=dtype)
+def _lengths(seq_len: int) -> tuple[int, ...]:
+    """Returns the lengths of rows at which attention is measured, the config's and a quarter of it."""
+    return (max(1, seq_len // 4), max(4, seq_len))
+
+
+def _attention(torch: Any, shape: KernelShape, length: int, dtype: Any) -> float:
+    from pretrain.model.backends import build_backend
+    from pretrain.model.backends.backend import AttentionNeeds, MaskSize
+    from pretrain.types import AttentionMask
+
+    rows = max(1, (32_768 if shape.device == "cuda" else 1024) // length)
+    device = torch.device(shape.device)
+    size = (rows, length, shape.heads, shape.head_width)
+    q, k, v = (torch.randn(size, device=device, dtype=dtype, requires_grad=True) for _ in range(3))
+    grad = torch.randn(size, device=device, dtype=dtype)
+    # One document a row: all pairs are computed, by the kernel that rows of several have.
+    on_host = torch.zeros((rows, length), dtype=torch.int32) if shape.masked else None
+    documents_BT = None if on_host is None else on_host.to(device)
+    mask = AttentionMask(
+        causal=shape.causal,
+        documents_BT=documents_BT,
+        on_host=AttentionMask(causal=shape.causal, documents_BT=on_host),
+    )
+    backend = build_backend(shape.attention, AttentionNeeds(device, dtype, shape.head_width))
+    prepared = backend.prepare(mask, MaskSize(rows, length, length, device))
 
     def run() -> None:
-        out = torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=shape.causal)
-        torch.autograd.grad(out, (q, k, v), grad)
+        torch.autograd.grad(backend.attend(q, k, v, prepared), (q, k, v), grad)
 
     # Scores and mixing forward, twice that backward, nothing recomputed: as in plan/flops.py.
-    flops = 3 * 4 * rows * shape.heads * shape.seq_len**2 * shape.head_width
+    flops = 3 * 4 * rows * shape.heads * length**2 * shape.head_width
     return flops / _seconds(torch, shape.device, run)
 
 

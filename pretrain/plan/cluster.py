@@ -33,11 +33,14 @@ class Calibration:
     memory_share: float  # share of the memory bandwidth
     link_share: float | None  # share of the links within a node; None: measured by one rank
     network_share: float | None  # share of the network; None: measured on one node
-    efficiency: float  # time of the kernels alone over that of a step; the shares count times it
     overhead_bytes: int  # memory of a process before its first tensor
     group_bytes: int | None  # further memory of its process group; None: measured by one rank
     memory_bytes: int  # memory for a rank: of its GPU; on CPUs, of a machine, whose ranks share it
     half_keys: float = 0.0  # keys of a row at which attention reaches half of its share
+    passes: float | None = None  # times that a block moves what it keeps. None: not measured
+    update_share: float = 1.0  # share of the memory's speed that an update reaches
+    launch_s: float | None = None  # time in which the host launches a kernel. None: not measured
+    efficiency: float = 1.0  # share that a step reached of all these, as earlier versions measured it
 
     def constants(self, gpu: Gpu) -> Constants:
         """Returns the roofline's constants for this device; those not measured stay."""
@@ -51,6 +54,8 @@ class Calibration:
             flash=attention,
             cudnn=attention,
             half_keys=self.half_keys,
+            compiled_passes=self.passes or fitted.compiled_passes,
+            eager_passes=self.passes or fitted.eager_passes,
         )
         link = self.link_share
         network = self.network_share
@@ -58,6 +63,8 @@ class Calibration:
             CONSTANTS,
             shares={**CONSTANTS.shares, gpu.generation: shares},
             memory_share=self.memory_share * self.efficiency,
+            update_share=self.update_share,
+            launch_s=CONSTANTS.launch_s if self.launch_s is None else self.launch_s,
             link_share=CONSTANTS.link_share if link is None else link,
             network_share=CONSTANTS.network_share if network is None else network,
         )

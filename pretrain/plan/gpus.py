@@ -36,6 +36,7 @@ class Constants:
     shares: dict[str, GpuEfficiency]  # reached shares of the peak, by generation
     logit_bytes: float  # bytes moved for each score of the loss
     memory_share: float  # reached share of the memory bandwidth
+    update_share: float  # share of that bandwidth that the optimizer's update reaches
     launch_s: float  # time in which the host launches a kernel, its Python included
     link_share: float  # reached share of the links within a node
     network_share: float  # reached share of the network
@@ -54,6 +55,7 @@ CONSTANTS = Constants(
     },
     logit_bytes=16.0,
     memory_share=0.88,
+    update_share=1.0,
     launch_s=6e-5,
     link_share=0.7,
     network_share=0.7,

@@ -340,7 +340,7 @@ def time_step(work: Work, cluster: Cluster, constants: Constants | None = None) 
         projections=count * projections,
         attention=count * attention,
         elementwise=count * elementwise,
-        optimizer=work.update_bytes / bandwidth,
+        optimizer=work.update_bytes / (bandwidth * constants.update_share),
         network=count * (wire + exchanges) + last,
         offload=work.offload_bytes / constants.host_bytes_s + count * exposed,
     )

@@ -176,7 +176,8 @@ def test_a_cpu_is_calibrated_and_plan_reads_it(make_run, tmp_path):
     done = run_cli("doctor", config, engine, *options, cwd=tmp_path, timeout=None)
     assert done.code == 0, done.stdout + done.stderr
     found = load_calibration(file)
-    assert found.gpu == "cpu" and 0 < found.efficiency <= 1 and found.memory_bytes > 2**28
+    assert found.gpu == "cpu" and found.passes >= 1 and found.memory_bytes > 2**28
+    assert found.update_share > 0 and found.launch_s is None and found.efficiency == 1
     planned = run_cli("plan", config, engine, "--calibration", str(file), "--json", cwd=tmp_path)
     assert json.loads(planned.stdout)["calibration"]["measured"] == found.measured
 
@@ -191,7 +192,7 @@ def test_a_gpu_is_measured_and_reaches_a_share_of_its_data_sheet():
     from pretrain.doctor.spawn import run_ranks
 
     shape = {"device": "cuda", "precision": "bf16", "heads": 16, "head_width": 128, "seq_len": 4096, "causal": True}
-    found = build_calibration(run_ranks("pretrain.doctor.calibrate:measure", 1, shape, 300), None)
+    found = build_calibration(run_ranks("pretrain.doctor.calibrate:measure", 1, {"shape": shape}, 300), None)
     assert 0.2 < found.products < 1.1
     assert 0.3 < found.memory_share < 1.1
     assert 0.1 < found.attention < 1.5  # half of the pairs are hidden, and counted

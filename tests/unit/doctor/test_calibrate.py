@@ -5,11 +5,14 @@ from pathlib import Path
 import pytest
 
 from pretrain.config.load import load_config
-from pretrain.doctor.calibrate import build_calibration, describe, shape_of, step_seconds, with_step
+from pretrain.doctor.block_time import DEPTHS, block_passes, has_blocks, shallow
+from pretrain.doctor.calibrate import build_calibration, describe, shape_of
 from pretrain.doctor.small import fewer_layers, small_overrides
 from pretrain.errors import ConfigError
 from pretrain.plan.cluster import Cluster
-from pretrain.plan.gpus import GPUS, find_gpu, name_of_device
+from pretrain.plan.gpus import CONSTANTS, GPUS, find_gpu, name_of_device
+from pretrain.plan.roofline import plan_work, time_step
+from pretrain.plan.task import ParallelLayout, task_of
 
 QUICKSTART = "configs/run/quickstart.yaml"
 H100 = GPUS["h100"]
@@ -19,8 +22,11 @@ def measured(**changes):
     """What an H100 would give whose kernels follow the law with 0.8 and 400, on 8 ranks of one node."""
     found = {
         "products": [[width, 0.8 * width / (width + 400) * H100.flops] for width in (1024, 2048, 4096, 8192)],
-        "attention": 0.4 * H100.flops,
+        "attention": [[keys, 0.4 * keys / (keys + 200) * H100.flops] for keys in (512, 2048)],
         "memory": 0.9 * H100.memory_bytes_s,
+        "update": 0.8 * H100.memory_bytes_s,
+        "block": None,
+        "launched": None,
         "overhead_bytes": 500 * 2**20,
         "group_bytes": 300 * 2**20,
         "memory_bytes": 79 * 2**30,
@@ -38,7 +44,9 @@ def measured(**changes):
 def test_measured_speeds_become_shares_of_the_data_sheet():
     found = build_calibration(measured(), None)
     assert (found.gpu, found.products, found.half_width) == ("h100", pytest.approx(0.8), pytest.approx(400))
-    assert (found.attention, found.memory_share) == (pytest.approx(0.4), pytest.approx(0.9))
+    assert (found.attention, found.half_keys) == (pytest.approx(0.4), pytest.approx(200))
+    assert (found.memory_share, found.update_share) == (pytest.approx(0.9), pytest.approx(8 / 9))
+    assert (found.passes, found.launch_s) == (None, None), "without a block"
     assert (found.link_share, found.network_share) == (pytest.approx(0.75), None)
     assert (found.overhead_bytes, found.group_bytes, found.memory_bytes) == (500 * 2**20, 300 * 2**20, 79 * 2**30)
 
@@ -65,7 +73,8 @@ def test_an_unknown_device_is_refused_unless_it_is_said_what_it_is_like():
 
 def test_the_table_shows_what_was_measured():
     rows = {name: (value, share) for name, value, share in describe(build_calibration(measured(), None), measured())}
-    assert rows["attention"] == ("396 TFLOP/s", "0.400")
+    assert rows["attention, 2048 keys"] == ("360 TFLOP/s", "0.400 of long rows")
+    assert rows["update"] == ("2.68e+03 GB/s", "0.889 of a copy")
     assert rows["all-reduce"] == ("338 GB/s a rank", "0.750")
 
 
@@ -102,18 +111,26 @@ def test_every_pattern_of_a_device_name_is_of_a_gpu():
     assert gpus._PATTERNS.keys() <= GPUS.keys()
 
 
-def test_a_step_is_that_of_the_second_half_of_a_run():
-    # The first step takes 10 s, the others 2; rows have the mean so far.
-    rows = [{"step": step, "step_time_s": (10 + 2 * (step - 1)) / step} for step in range(1, 13)]
-    assert step_seconds(rows) == pytest.approx(2.0)
-    assert step_seconds(rows[:3]) is None
-    assert step_seconds([{"step": 1, "loss": 3.0}] * 9) is None
-
-
-def test_the_efficiency_is_what_a_step_reaches_and_never_above_one():
+def test_a_block_tells_how_often_it_moves_what_it_keeps_and_few_tokens_the_time_of_a_launch():
+    config = load_config("configs/run/llama_1b.yaml")
     found = build_calibration(measured(), None)
-    assert with_step(found, 1.0, 4.0).efficiency == 0.25
-    assert with_step(found, 1.0, 0.9).efficiency == 1.0
+    constants = found.constants(H100)
+    few, more = (shallow(config, layers) for layers in DEPTHS)
+    works = [plan_work(task_of(one), ParallelLayout(one.engine, config.batch.micro, 1), 1) for one in (few, more)]
+    times = [time_step(work, Cluster(1, 1, H100), constants) for work in works]
+    block_s = (times[1].compute + times[1].elementwise - times[0].compute - times[0].elementwise) / 2
+    passes = CONSTANTS.shares["hopper"].compiled_passes
+    assert block_passes(config, H100, constants, block_s) == pytest.approx(passes)
+    timed = build_calibration(measured(block=2 * block_s, launched=34 * 2e-5), None, config)
+    assert timed.passes > 2 * passes and timed.launch_s == pytest.approx(2e-5)
+    assert timed.constants(H100).shares["hopper"].compiled_passes == timed.passes
+    rows = {name: value for name, value, _ in describe(timed, measured(block=2 * block_s))}
+    assert rows["a launch"] == "20 us" and rows["a block"].endswith(" ms")
+
+
+def test_models_of_two_stacks_or_of_images_have_no_block_alone():
+    names = {"llama_1b": True, "bert_quickstart": True, "t5_quickstart": False, "vit_digits": False}
+    assert {name: has_blocks(load_config(f"configs/run/{name}.yaml")) for name in names} == names
 
 
 def test_the_shape_of_kernels_is_the_configs():

@@ -112,6 +112,17 @@ def test_the_cache_of_the_user_is_where_it_is_kept(tmp_path):
     assert str(calibration_folder({})).endswith(".cache/pretrain/calibration")
 
 
+def test_a_file_of_before_is_read_and_counts_the_efficiency_of_its_step(tmp_path):
+    values = asdict(replace(MEASURED, efficiency=0.5))
+    for name in ("half_keys", "passes", "update_share", "launch_s"):
+        del values[name]
+    (tmp_path / "h100.json").write_text(json.dumps(values))
+    found = load_calibration(tmp_path / "h100.json")
+    assert found == replace(MEASURED, efficiency=0.5, half_keys=0.0)
+    constants = found.constants(find_gpu("h100"))
+    assert constants.memory_share == 0.5 * MEASURED.memory_share and constants.launch_s == CONSTANTS.launch_s
+
+
 @pytest.mark.parametrize("text", ["", "{}", "[1]", json.dumps({**asdict(MEASURED), "products": -1.0})])
 def test_a_file_that_is_no_calibration_is_refused(tmp_path, text):
     (tmp_path / "h100.json").write_text(text)
