@@ -109,15 +109,15 @@ class BestKeeper:
         on.
         """
         paths = {step_of(path): path for path in found}
-        known = dict(self._values)
+        before = dict(self._values)
         marked = read_best(self._folder)
         if marked is not None and marked.metric == self._metric:
-            known.setdefault(marked.step, marked.value)
+            before.setdefault(marked.step, marked.value)
         sign = -1 if self._metric in RISING else 1
-        for step in sorted(known.keys() & paths.keys(), key=lambda step: (sign * known[step], step)):
+        for step in sorted(before.keys() & paths.keys(), key=lambda step: (sign * before[step], step)):
             if not is_valid(paths[step]):
                 continue
-            best = Best(self._metric, known[step], step)
+            best = Best(self._metric, before[step], step)
             if best != marked:
                 try:
                     write_json(self._folder / BEST, asdict(best))

@@ -242,8 +242,8 @@ class Save:
         except CheckpointError as error:
             problem = error.what
         if problem is not None:
-            what = f"checkpoint of step {self.step} was committed, but is not what was written ({problem}): set aside"
-            raise DiskError(what, where=str(self.path), fix="check the file system")
+            text = f"checkpoint of step {self.step} was committed, but is not what was written ({problem}): set aside"
+            raise DiskError(text, where=str(self.path), fix="check the file system")
         return None
 
     def _retain(self, unseen: str | None) -> None:

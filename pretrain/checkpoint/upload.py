@@ -95,10 +95,10 @@ class _StoreWork:
         if "failed" in last:
             kind = KINDS.get(last["kind"], UnansweredError)
             raise kind(last["failed"], where=without_secrets(last["where"]), fix=last["fix"])
-        what = f"its process has ended with {process.returncode} ({trace})"
+        text = f"its process has ended with {process.returncode} ({trace})"
         if process.returncode == -signal.SIGALRM:
-            what = f"nothing has come for {SILENT_S // 60} minutes"
-        raise UnansweredError(what, where=without_secrets(self._job["url"]), fix="see to the store")
+            text = f"nothing has come for {SILENT_S // 60} minutes"
+        raise UnansweredError(text, where=without_secrets(self._job["url"]), fix="see to the store")
 
     def __str__(self) -> str:
         return f"{size(self.done)} of {size(self.total)}"

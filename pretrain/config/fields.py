@@ -120,13 +120,13 @@ def walk_fields(
     (`SameKeys`), such as those of an encoder.
     """
     # The two kinds of models share keys, which an error must suggest for the right one.
-    others = [other for kind, other in MODEL_SECTIONS.items() if model_kind not in (None, kind)]
+    foreign = [other for kind, other in MODEL_SECTIONS.items() if model_kind not in (None, kind)]
     for name, info in section.model_fields.items():
         field = ConfigField(f"{prefix}{info.alias or name}", name, info, section)
         yield field
         same = None if repeats else same_keys(info)
         for option in field.subsections:
-            if option not in others:
+            if option not in foreign:
                 inner = walk_fields(option, f"{field.key}.", model_kind, repeats=repeats)
                 yield from (one for one in inner if same is None or (one.section is option and one.name in same.own))
 
@@ -211,13 +211,13 @@ def _describe_type(annotation: Any) -> str:
     if origin is typing.Annotated:
         return _describe_type(FieldInfo.from_annotation(annotation))
     if isinstance(annotation, FieldInfo):
-        found = [
+        limits = [
             form.format(getattr(item, name))
             for item in annotation.metadata
             for name, form in _BOUNDS.items()
             if hasattr(item, name)
         ]
-        bounds = f" ({', '.join(found)})" if found else ""
+        bounds = f" ({', '.join(limits)})" if limits else ""
         off = " or `off`" if OFF in annotation.metadata else ""
         return _describe_type(annotation.annotation) + bounds + off
     if origin is typing.Literal:

@@ -52,13 +52,13 @@ class LocatedTree:
         An override comes first, since the file was right before it; one of the preset stands for
         the values of that preset.
         """
-        given = [self.places[key] for key in named if key in self.places]
+        named_places = [self.places[key] for key in named if key in self.places]
         if any(key.startswith("model.") and key not in self.places for key in named):
-            given += [self.places[key] for key in ("model.preset", "init.from") if key in self.places]
-        overrides = (place for place in given if place.startswith(OVERRIDE))
-        own = (self.places[key] for key in named if key in self.places)
+            named_places += [self.places[key] for key in ("model.preset", "init.from") if key in self.places]
+        overrides = (place for place in named_places if place.startswith(OVERRIDE))
+        own_places = (self.places[key] for key in named if key in self.places)
         others = (self.places[key] for key in (path, *sections_around(path)) if key in self.places)
-        return next(chain(overrides, own, others), None)
+        return next(chain(overrides, own_places, others), None)
 
 
 class _Loader(yaml.SafeLoader):

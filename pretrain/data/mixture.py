@@ -232,22 +232,22 @@ class FiniteMixture(NamedTuple):
 
 def end_sources(segments: Sequence[Segment], supplies: Mapping[int, int]) -> FiniteMixture:
     """Sets the weights of sources to 0 from their ends on, by the samples of those that do not repeat."""
-    found = list(segments)
+    ended = list(segments)
     ends: dict[int, int] = {}
     while True:
-        shares = MixtureShares(found)
+        shares = MixtureShares(ended)
         remaining = sorted(supplies.keys() - ends.keys())
         openings = {source: shares.opening(source, supplies[source]) for source in remaining}
         source = min(remaining, key=openings.__getitem__, default=None)
         if source is None or openings[source] == NEVER:
             break
         ends[source] = int(openings[source]) - 1
-        found = _rest(found, source, ends[source])
+        ended = _rest(ended, source, ends[source])
         # No position behind a gap without sources is ever read.
-        gaps = [number for number, (_, weights) in enumerate(found) if not any(weights)]
-        found = found[: gaps[0] + 1] if gaps else found
-    *rest, (last, weights) = found
-    return FiniteMixture(found, ends, None) if any(weights) else FiniteMixture(rest, ends, last)
+        gaps = [number for number, (_, weights) in enumerate(ended) if not any(weights)]
+        ended = ended[: gaps[0] + 1] if gaps else ended
+    *rest, (last, weights) = ended
+    return FiniteMixture(ended, ends, None) if any(weights) else FiniteMixture(rest, ends, last)
 
 
 def _rest(segments: Sequence[Segment], source: int, position: int) -> list[Segment]:

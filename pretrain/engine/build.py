@@ -370,6 +370,6 @@ def build_engine(
         engine.state = engine.average = AveragedState(engine.state)
     parameters = [parameter for parameter in module.parameters() if not parameter.requires_grad]
     frozen = [KeptTensor(names[id(parameter)], "weight", parameter) for parameter in parameters]
-    if kept := [*(frozen if saves_frozen else ()), *balance]:
-        engine.state = CompleteState(engine.state, kept, world)
+    if saved := [*(frozen if saves_frozen else ()), *balance]:
+        engine.state = CompleteState(engine.state, saved, world)
     return engine

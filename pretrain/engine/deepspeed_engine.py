@@ -156,14 +156,14 @@ def order_gathers(optimizer: Any) -> None:
 def _check_offload(optimizer: Any, config: EngineConfig, device: torch.device) -> None:
     # The attribute of offloading has one name at stages 1 and 2, and two others at stage 3.
     early = getattr(optimizer, "cpu_offload", False)
-    found = {
+    state = {
         "offload_optimizer": early or getattr(optimizer, "offload_optimizer", False),
         "offload_params": getattr(optimizer, "offload_param", False),
     }
     late_masters = getattr(optimizer, "fp32_partitioned_groups_flat", ())
     masters = getattr(optimizer, "single_partition_of_fp32_groups", late_masters)
     place = "cpu" if config.offload_optimizer != "none" else device.type
-    wrong = [name for name, is_on in found.items() if bool(is_on) != (getattr(config, name) != "none")]
+    wrong = [name for name, is_on in state.items() if bool(is_on) != (getattr(config, name) != "none")]
     if any(master.device.type != place for master in masters):
         wrong.append("offload_optimizer")
     if wrong:

@@ -58,14 +58,14 @@ def known_parts(
     for parameter in module.parameters():
         describe_part(parameter, world, config.group_timeout_s)
     trained = optimizer.param_groups
-    found = [group for group in trained if any(part_of(p).ranks > 1 for p in group["params"])]
-    if not found:
+    parts = [group for group in trained if any(part_of(p).ranks > 1 for p in group["params"])]
+    if not parts:
         yield
         return
     from deepspeed.moe.layer import MoE
     from deepspeed.utils import groups
 
-    for group in found:
+    for group in parts:
         group["moe"] = True
         # Looked up by the name of a group, which is ours.
         shared = groups._EXPERT_DATA_PARALLEL_GROUP[group["params"][0].group_name]

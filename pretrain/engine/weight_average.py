@@ -60,9 +60,9 @@ class AveragedState:
     def _exchange(self, optimizer_step: int) -> None:
         for weight, average in zip(self._weights, self._averages, strict=True):
             for first, second in zip(weight.split(_PIECE), average.split(_PIECE), strict=True):
-                kept = first.clone()
+                copy = first.clone()
                 first.copy_(second)
-                second.copy_(kept)
+                second.copy_(copy)
         self.finish_load(optimizer_step, self.scalars())
 
     def _complete(self, fragment: Fragment) -> Fragment:

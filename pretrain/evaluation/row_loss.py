@@ -197,12 +197,12 @@ class RowSums:
 
 def sum_rows(engine: ModelLoss, batches: Iterable[Batch]) -> RowSums:
     """Returns the sums of all rows with targets, in the order of one rank. Collective."""
-    found = []
+    sums_of_rows = []
     for batch in batches:
         counts = (batch.targets_BT != IGNORE_INDEX).sum(dim=1).tolist()
         sums = engine.evaluate_rows(batch.to(engine.device)).tolist()
-        found.append([[*row, count] for row, count in zip(sums, counts, strict=True) if count])
-    rows = [row for batch in gather_batches(found) for row in batch]
+        sums_of_rows.append([[*row, count] for row, count in zip(sums, counts, strict=True) if count])
+    rows = [row for batch in gather_batches(sums_of_rows) for row in batch]
     columns = np.array(rows, dtype=np.float64).reshape(-1, 3)
     return RowSums(columns[:, 0], columns[:, 1], columns[:, 2])
 

@@ -156,11 +156,11 @@ class Dialect:
 
     def keys(self, keys: Keys) -> Keys:
         """Returns a table of LLaMA's as this family spells it."""
-        found: dict[str, tuple[str, Any]] = {}
+        by_key: dict[str, tuple[str, Any]] = {}
         for key, (ours, default) in keys.items():
             if (theirs := self.spelled.get(key, key)) is not None:
-                found[theirs] = (ours, type(default)(self.defaults.get(key, default)))
-        return found
+                by_key[theirs] = (ours, type(default)(self.defaults.get(key, default)))
+        return by_key
 
 
 def _read_biases(dialect: Dialect, fields: Fields) -> dict[str, bool | None]:
@@ -280,7 +280,7 @@ def _weights(dialect: Dialect, config: ModelConfig) -> list[Weight]:
     for ours, theirs in dialect.modules(config).items():
         modules[ours] = stacked(ours, theirs, stack) if isinstance(theirs, tuple) else theirs
     order = dialect.order(stack)
-    found = [table("embedding.weight", names.words, config.vocab_size)]
+    tensors = [table("embedding.weight", names.words, config.vocab_size)]
     for number in range(stack.layers):
         place = f"decoder.blocks.{number}.", names.layer.format(number)
         for ours, theirs in modules.items():
@@ -290,12 +290,12 @@ def _weights(dialect: Dialect, config: ModelConfig) -> list[Weight]:
                 heads = (length // stack.per_head_width, stack.per_head_width)
                 shape = heads if dialect.joined_norms and ours.endswith("norm") else None
                 weights = [replace(one, order=order[:length], shape=shape) for one in weights]
-            found += weights
+            tensors += weights
     norm = {"norm": {names.norm: stack.width}} if names.norm else {}
-    found += affine("decoder.", names.prefix, norm, bias=stack.has_norm_bias)
+    tensors += affine("decoder.", names.prefix, norm, bias=stack.has_norm_bias)
     if config.head.bias and config.head.record.scores_words:
-        found.append(table("head.bias", f"{names.head}.bias", config.vocab_size))
-    return found + own_head(config, f"{names.head}.weight")
+        tensors.append(table("head.bias", f"{names.head}.bias", config.vocab_size))
+    return tensors + own_head(config, f"{names.head}.weight")
 
 
 def _architecture(dialect: Dialect, config: ModelConfig) -> str:

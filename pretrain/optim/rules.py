@@ -83,7 +83,7 @@ def step_hidden(
     whole = [
         WholeGroup(hidden, make(hidden), lr, lr / config.lr * hidden.lr_ratio) for hidden, _ in split if hidden.names
     ]
-    rest = [others for _, others in split if others.names]
+    rest = [rule_group for _, rule_group in split if rule_group.names]
     return WholeOptimizer(whole, build_adamw(rest, config, device) if rest else None)
 
 

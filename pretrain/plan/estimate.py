@@ -55,11 +55,11 @@ def plan_facts(
     Returns JSON values: bytes, seconds and counts. Where the batch does not divide over the ranks,
     values that depend on the layout are absent, and `problems` has the reason.
     """
-    known = (stored.vocab_size, stored.labels) if stored else (None, ())
+    sizes = (stored.vocab_size, stored.labels) if stored else (None, ())
     if stored is not None and stored.vocab_size > (config.model.vocab_size or stored.vocab_size):
         finetune = train_new_tokens(config.model, config.finetune)
         config = config.model_copy(update={"finetune": finetune})
-    task = task_of(config, known_model(config.model, *known))
+    task = task_of(config, known_model(config.model, *sizes))
     problems = check_fits(config, cluster, task)
     facts: dict[str, Any] = {
         "cluster": {

@@ -185,7 +185,7 @@ def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
     # A stage shards what it shards over all ranks, what some share too: a part of a part.
     stage, elsewhere = engine.zero_stage, task.elsewhere
     held = values.weights - (elsewhere if stage < 3 else 0)
-    found = RankMemory(
+    memory = RankMemory(
         weights=round((each.weights + copied) * (held - values.quantized) + NF4_BYTES * values.quantized),
         gradients=round(each.gradients * (values.trained - (elsewhere if stage < 2 else 0))),
         optimizer=round(each.optimizer * (values.trained - (elsewhere if stage < 1 else 0))),
@@ -196,12 +196,12 @@ def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
         buckets=_bucket_bytes(task, layout, cluster.size),
     )
     if engine.zero_stage == 3 and (cluster.size > 1 or engine.offload_params != "none"):
-        phases = _phases(task, engine, cluster, replace(found, loss=logits), activations)
-        found = max(phases, key=lambda phase: phase.total)
+        phases = _phases(task, engine, cluster, replace(memory, loss=logits), activations)
+        memory = max(phases, key=lambda phase: phase.total)
     elif engine.kind == "deepspeed" and engine.zero_stage in (1, 2):
-        found = max(found, _in_update(task, engine, cluster, found), key=lambda phase: phase.total)
-    overhead = _fixed_bytes(cluster) + round(_FRAGMENTED * found.total)
-    return replace(found, overhead=overhead)
+        memory = max(memory, _in_update(task, engine, cluster, memory), key=lambda phase: phase.total)
+    overhead = _fixed_bytes(cluster) + round(_FRAGMENTED * memory.total)
+    return replace(memory, overhead=overhead)
 
 
 def gathers_of(task: TrainingTask, engine: EngineConfig, device: str, ranks: int) -> GatherPlan:

@@ -198,14 +198,14 @@ def _show_network(facts: dict[str, Any], console: Console) -> None:
         asked = "<- asked for" if one["zero_stage"] == facts["layout"]["zero_stage"] else ""
         table.add_row(str(one["zero_stage"]), size(one["bytes"]), span(one["inside_s"]), between, asked)
     console.print(table)
-    for key, what, whose in (
+    for key, title, whose in (
         ("exchange", "queries, keys, values and results", "ranks of a row"),
         ("experts", "tokens and results of experts", "ranks that share them"),
         ("tensor", "columns and sums of layers", "ranks that share matrices"),
     ):
         if (exchange := facts[key])["bytes"]:
             sent = f"{size(exchange['bytes'])} in {span(exchange['seconds'])}"
-            text = f"and {what} to the {exchange['ranks']} {whose}: {sent}"
+            text = f"and {title} to the {exchange['ranks']} {whose}: {sent}"
             console.print(text, soft_wrap=True, highlight=False)
 
 

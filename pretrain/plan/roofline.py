@@ -132,17 +132,17 @@ def collected_bytes(task: TrainingTask, engine: EngineConfig, micro: int) -> int
     size, ids = engine.compute_bytes, 8
     target = micro * task.columns.target * task.tensor
     source = micro * (task.columns.source or 0) * task.tensor
-    found = 0
+    total = 0
     counts = counts_of(task.model)
     for one in counts.stacks:
         tokens = target if one is counts.stacks[-1] else source or target
         again = engine.activation_checkpointing != "none"
         repeated = -(-one.layers // engine.activation_checkpointing_every) if again else 0
-        found += one.collected(tokens, source if one.reads_encoder else 0, repeated, size)
+        total += one.collected(tokens, source if one.reads_encoder else 0, repeated, size)
     if task.model.head.record.scores_words:
         chosen = round(target * task.head_share)
-        found += chosen * (ids + _STATISTICS * task.tensor + 2 * size * counts.head_width)
-    return found
+        total += chosen * (ids + _STATISTICS * task.tensor + 2 * size * counts.head_width)
+    return total
 
 
 def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, device: str = "cuda") -> Work:
@@ -377,9 +377,9 @@ def predict_rate(
     if mfu or tokens_s:
         step_s = tokens / tokens_s if tokens_s else flops / (mfu * peak)
         return Rate(step_s, tokens / step_s, mfu or flops / step_s / peak, "given")
-    found = time_step(work, cluster)
+    time = time_step(work, cluster)
     # Batches are assembled while a step runs: they cost nothing until they take longer than it.
     reading_s = tokens * task.row_ranks / cluster.size / LOADER_TOKENS_S
-    step_s = max(found.total, reading_s)
-    bound = "data" if reading_s > found.total else found.bound
-    return Rate(step_s, tokens / step_s, flops / step_s / peak, bound, found)
+    step_s = max(time.total, reading_s)
+    bound = "data" if reading_s > time.total else time.bound
+    return Rate(step_s, tokens / step_s, flops / step_s / peak, bound, time)

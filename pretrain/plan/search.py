@@ -156,8 +156,8 @@ def check_fits(config: RunConfig, cluster: Cluster, task: TrainingTask | None = 
     """Returns the problems of a config on a cluster. `task=None`: with an assumed vocabulary."""
     task = task or task_of(config)
     if config.engine.kind == "single" and cluster.size > 1:
-        what = f"engine.kind=single is one process, not {cluster.size}"
-        return [Problem("batch", what, "use engine.kind=deepspeed")]
+        text = f"engine.kind=single is one process, not {cluster.size}"
+        return [Problem("batch", text, "use engine.kind=deepspeed")]
     try:
         plan = config.plan_ranks(cluster.size)
     except ConfigError as error:
@@ -173,12 +173,12 @@ def check_fits(config: RunConfig, cluster: Cluster, task: TrainingTask | None = 
         return problems
     measured = cluster.calibration
     device = cluster.gpu.name if measured is None else f"{measured.device}, as measured"
-    what = (
+    text = (
         f"a rank needs {needed / GIB:.1f} GiB, of the {limit / GIB:.1f} GiB of {device}, with "
         f"batch.micro={plan.micro} at ZeRO stage {config.engine.zero_stage} on "
         f"{plural(cluster.size, 'rank')}"
     )
-    return [*problems, Problem("memory", what, _nearest(config, task, cluster), refuses=measured is not None)]
+    return [*problems, Problem("memory", text, _nearest(config, task, cluster), refuses=measured is not None)]
 
 
 def _other_micro(config: RunConfig, cluster: Cluster) -> str:

@@ -155,11 +155,11 @@ def adapter_bytes(
     if mode == "full":
         return 0
     shapes = parameter_shapes(model)
-    kept = 0
+    total = 0
     for layer in trained.layers:
         outputs, inputs = shapes[f"{layer}.weight"]
         reads_source = layer.startswith("encoder.") or layer.endswith("cross.key_value")
         tokens = micro * ((lengths.source if reads_source else None) or lengths.target)
         further = outputs if mode == "selective" else 2 * inputs if trained.finetune.dropout else 0
-        kept += tokens * (trained.finetune.rank + further)
-    return kept * engine.compute_bytes
+        total += tokens * (trained.finetune.rank + further)
+    return total * engine.compute_bytes

@@ -32,9 +32,9 @@ def follow_stored(config: RunConfig, folder: RunDir) -> RunConfig:
     has_saved = folder.has_saved()
     if folder.config.is_file():
         stored = load_config(folder.config, extensions="ignore")
-        kept = keep_start(stored, config)
+        merged = keep_start(stored, config)
         # An attempt that saved nothing takes its weights again: the same ones, though that run trained on.
-        config = kept if has_saved or has_start(kept) else config
+        config = merged if has_saved or has_start(merged) else config
         effects = course_changes(stored, config, folder.newest_step()) if has_saved else []
         check_config(stored, config, has_saved=has_saved, effects=effects)
     check_start(config, has_saved=has_saved)

@@ -22,7 +22,7 @@ CEILINGS: dict[str, float] = {
     "conditional expressions a thousand lines of code": 34.5,
     "functions of a complexity above 15": 1,
     "first sentences with that of or those of": 0,
-    "assignments to a vague name": 92,
+    "assignments to a vague name": 54,
 }
 """Measures of the whole of `pretrain/` and `launch/`, as `measures` counts them."""
 SLACK: dict[str, float] = {"lines": 100, "syntax nodes a line of code": 0.1}

@@ -46,9 +46,9 @@ def is_jinja(template: Template | None) -> bool:
 def check_template(template: Template | None) -> Template | None:
     """Returns a valid template: None, a name, or a text by role. Raises: ValueError."""
     if template is not None and is_jinja(template):
-        others = {DATE_KEY, JINJA_KEY, SPECIAL_KEY, TOOLS_KEY}
+        handled = {DATE_KEY, JINJA_KEY, SPECIAL_KEY, TOOLS_KEY}
         for key in template if isinstance(template, dict) else ():
-            if key not in others and not key.endswith("_token"):
+            if key not in handled and not key.endswith("_token"):
                 what = f"template.{key} goes with no {JINJA_KEY}"
                 raise ValueError(f"{what}; use {DATE_KEY}, or a name such as eos_token")
         return template

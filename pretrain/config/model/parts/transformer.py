@@ -43,8 +43,8 @@ class TransformerCounts:
     @property
     def num_blocks(self) -> int:
         """Blocks of all stacks, further modules and a generator."""
-        own = sum(len(stack.numbers) for stack in self.stacks)
-        return own if self.generator is None else own + TransformerCounts(self.generator).num_blocks
+        blocks = sum(len(stack.numbers) for stack in self.stacks)
+        return blocks if self.generator is None else blocks + TransformerCounts(self.generator).num_blocks
 
     def weights(self) -> Weights:
         """Yields every parameter; a shared one has its first name only."""
