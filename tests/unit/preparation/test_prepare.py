@@ -99,7 +99,7 @@ def test_a_long_document_is_encoded_in_pieces_to_the_same_tokens(tmp_path, monke
     texts = write_corpus(tmp_path / "in")
     prepare(options(tmp_path, "whole"))
     monkeypatch.setattr("pretrain.preparation.part.BATCH_CHARS", 50)
-    monkeypatch.setattr("pretrain.tokenizer.cut_text.__defaults__", (20,))
+    monkeypatch.setattr("pretrain.tokenizer.words.cut_text.__defaults__", (20,))
     prepare(options(tmp_path, "pieces"))
     assert digests(tmp_path / "whole") == digests(tmp_path / "pieces")
     assert max(map(len, texts)) > 200
