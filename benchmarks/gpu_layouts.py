@@ -7,12 +7,12 @@ LAYOUTS["four"]           layouts by group, each on so many ranks
 from dataclasses import dataclass
 
 GROUPS = {
-    "abort": 45,
+    "abort": 35,
     "one": 35,
     "two": 90,
     "kinds": 90,
     "four": 80,
-    "race": 90,
+    "race": 120,
     "kill": 20,
     "again": 55,
     "stop": 35,

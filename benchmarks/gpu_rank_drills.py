@@ -13,13 +13,14 @@ from benchmarks.gpu_rank_runs import RankRuns, are_close, differences, first_dif
 from pretrain.checkpoint.format import list_checkpoints
 from pretrain.errors import EXIT_HANG, EXIT_OK, EXIT_RESUME_ME, ConfigError
 from pretrain.run.folder import RunDir
+from pretrain.run.heartbeat import LONG_FACTOR
 from pretrain.tracking.audit import read_audit
 from pretrain.utils.jsonl import read_rows
 
-END_S = 150.0
-"""Longest wait for the end of a job that has lost a rank."""
-TIMEOUT_S = (20, 60)
+TIMEOUT_S = (20, 40)
 """`engine.timeout_s` of a run that loses a rank; the rehearsal may be on a busy machine, where a start takes longer."""
+LAST_WORDS_S = 30.0
+"""Time beyond its limit in which a rank that has lost another must have ended."""
 FREE_S = 1.0
 """Longest time from an abort to the end of the wait that it ends."""
 STALL_S = 0.5
@@ -93,7 +94,8 @@ def lose(runs: RankRuns, run: str, number: signal.Signals) -> None:
         job.begin([asdict(runs.task(run, _long_run(runs)))])
         _wait_for_step(runs, job, run)
         job.send(number, 1)
-        code, seconds = job.wait_for_rank(0, END_S)
+        # Within a save, which has three times as long.
+        code, seconds = job.wait_for_rank(0, LONG_FACTOR * runs.bench.pick(*TIMEOUT_S) + LAST_WORDS_S)
         named = next((line for line in job.errors() if "rank 1" in line), None)
         value = {"exit_code": code, "seconds": round(seconds, 2), "named": named}
         held = code == EXIT_HANG and named is not None
