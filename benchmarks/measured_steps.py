@@ -47,6 +47,8 @@ class MeasuredStep(NamedTuple):
 
 
 _FULL = {"activation_checkpointing": "full"}
+AUTOCAST = {"kind": "single", "zero_stage": 0, "gradients": "fp32"}
+"""One process as it was at the time: fp32 weights."""
 MODELS: dict[str, dict[str, Any]] = {
     "llama2-7b": {"layers": 22, "width": 2048, "heads": 32, "kv_heads": 4, "ff_width": 5632},
     "gpt2-124m": {"activation": "gelu"},
@@ -57,7 +59,7 @@ STEPS = [
     MeasuredStep("LLaMA 1.1B", "llama2-7b", 2048, 16, 2, {}, 878.3),
     MeasuredStep("LLaMA 1.1B, eager", "llama2-7b", 2048, 8, 4, {"compile": False}, 1052.9),
     MeasuredStep("GPT-2 124M", "gpt2-124m", 1024, 32, 1, {}, 70.5),
-    MeasuredStep("GPT-2 124M, one process", "gpt2-124m", 1024, 32, 1, {"kind": "single", "zero_stage": 0}, 68.4),
+    MeasuredStep("GPT-2 124M, one process", "gpt2-124m", 1024, 32, 1, AUTOCAST, 68.4),
     MeasuredStep("row of 4,096", "llama2-7b", 4096, 1, 1, _FULL, 125, fitted=False),
     MeasuredStep("row of 8,192", "llama2-7b", 8192, 1, 1, _FULL, 210),
     MeasuredStep("row of 16,384", "llama2-7b", 16_384, 1, 1, _FULL, 496),
@@ -72,7 +74,9 @@ STEPS = [
 def _work_of(name: str) -> Work:
     step = next(step for step in STEPS if step.name == name)
     model = preset_model(step.model, VOCABULARIES[step.model], max_seq_len=step.seq_len, **MODELS[step.model])
-    engine = EngineConfig.model_validate({"zero_stage": 1, "device": "cuda", "compile": True, **step.engine})
+    engine = EngineConfig.model_validate(
+        {"kind": "deepspeed", "zero_stage": 1, "device": "cuda", "compile": True, **step.engine}
+    )
     task = TrainingTask(model, RowLengths(step.seq_len, step.seq_len))
     work = plan_work(task, ParallelLayout(engine, step.micro, step.accumulation), 1)
     return replace(work, kernel=step.kernel)

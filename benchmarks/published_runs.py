@@ -183,7 +183,7 @@ def work_of(row: PublishedRun) -> Work:
     lengths = RowLengths(row.seq_len, row.seq_len)
     task = TrainingTask(MODELS[row.model], lengths, experts=row.experts, sequence=row.sequence, tensor=row.tensor)
     compiled = row.source not in EAGER
-    engine = EngineConfig(zero_stage=row.zero_stage, compile=compiled)
+    engine = EngineConfig(kind="deepspeed", zero_stage=row.zero_stage, compile=compiled)
     work = plan_work(task, ParallelLayout(engine, row.micro, row.accumulation), row.gpus)
     kernel = "cudnn" if row.source in CUDNN else "flash"
     return replace(work, recompute=row.recompute, overlaps=True, kernel=kernel, launches=0.0)

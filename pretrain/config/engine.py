@@ -15,8 +15,9 @@ JOB_GPUS = "PRETRAIN_JOB_GPUS"
 class EngineConfig(Section):
     """Parallelism, precision and memory of a step. No key changes the result, up to rounding."""
 
-    kind: Annotated[Literal["deepspeed", "ddp", "single"], OnResume.WARN] = "deepspeed"
-    """`deepspeed`: DeepSpeed ZeRO. `ddp`: DistributedDataParallel. `single`: one process."""
+    kind: Annotated[Literal["auto", "deepspeed", "ddp", "single"], OnResume.WARN] = "auto"
+    """`deepspeed`: DeepSpeed ZeRO. `ddp`: DistributedDataParallel. `single`: one process. `auto`:
+    `deepspeed`; in bf16 `single` on one rank without offload, and `ddp` at ZeRO stage 0."""
     zero_stage: Annotated[int, OnResume.WARN] = Field(default=2, ge=0, le=3)
     """ZeRO stage (Rajbhandari et al. 2020): 1 shards the optimizer state, 2 also the gradients, 3
     also the weights. 0 with `ddp` and `single`."""
@@ -24,18 +25,18 @@ class EngineConfig(Section):
     """Consecutive ranks, those of a node, that also have the weights among them at ZeRO stage 3 (Wang et
     al. 2023, ZeRO++): after the first gather of a step, gathers stay within them. 1: off."""
     precision: Annotated[Literal["fp32", "bf16", "fp16"], OnResume.WARN] = "bf16"
-    """Compute dtype. `bf16`: fp32 master weights under DeepSpeed, autocast under `ddp` and
-    `single`. `fp32`: on a GPU without TF32, at a tenth of the speed. `fp16`: fp32 master weights
-    and dynamic loss scaling; only with ZeRO 1 to 3 on a GPU."""
+    """Compute dtype. `bf16`: weights and gradients of 16 bits, fp32 master weights. `fp32`: on a
+    GPU without TF32, at a tenth of the speed. `fp16`: fp32 master weights and dynamic loss
+    scaling; only with ZeRO 1 to 3 on a GPU."""
     fp8: Annotated[Literal["off", "tensorwise", "rowwise"], OnResume.WARN] = "off"
     """FP8 products of the blocks' matrices, by torchao (the extra `fp8`); with `precision: bf16` and
     ZeRO 0 to 2, on a GPU of compute capability 8.9 or more. `tensorwise`: one scale a tensor,
     faster. `rowwise`: one a row, more exact. Weights and checkpoints stay as they are. A CPU
     emulates it, slowly, for tests."""
     gradients: Annotated[Literal["compute", "fp32"], OnResume.WARN] = "compute"
-    """Dtype in which DeepSpeed sums bf16 gradients over micro-batches and ranks. `compute`: bf16.
-    `fp32`: more exact for many micro-batches or hundreds of ranks, at twice the bytes; only with
-    ZeRO 2 and 3. `ddp` and `single` always sum in fp32."""
+    """Dtype in which bf16 gradients are summed over micro-batches and ranks. `compute`: bf16.
+    `fp32`: more exact for many micro-batches or hundreds of ranks, at twice the bytes; with ZeRO 2
+    and 3, and with `ddp` and `single`, whose weights then are fp32, under autocast."""
     device: Annotated[Literal["auto", "cpu", "cuda"], OnResume.FREE] = "auto"
     """Device of the ranks. `auto`: CUDA if available, otherwise the CPU; in a job of `pretrain launch slurm`
     that has GPUs, CUDA alone."""
@@ -91,6 +92,35 @@ class EngineConfig(Section):
         return f", {' and '.join(names)} in host memory" if names else ""
 
     @property
+    def is_replicated(self) -> bool:
+        """Whether each rank has all of the state, without DeepSpeed: `ddp` and `single`."""
+        return self.kind in ("ddp", "single")
+
+    @property
+    def autocasts(self) -> bool:
+        """Whether weights are fp32, and products of 16 bits."""
+        return self.is_replicated and self.precision == "bf16" and self.gradients == "fp32"
+
+    @property
+    def has_masters(self) -> bool:
+        """Whether our own engine steps fp32 masters of 16-bit weights."""
+        return self.is_replicated and self.precision == "bf16" and self.gradients == "compute"
+
+    def fuses_update(self, device: str) -> bool:
+        """Returns whether one compiled kernel clips, updates masters and writes weights."""
+        return self.has_masters and self.compiles(device)
+
+    def on(self, ranks: int) -> "EngineConfig":
+        """Returns the engine that `auto` is on so many ranks."""
+        if self.kind != "auto":
+            return self
+        offloads = {self.offload_optimizer, self.offload_params} != {"none"}
+        in_bf16 = self.precision == "bf16" and self.gradients == "compute"
+        if offloads or not in_bf16 or self.zero_hpz > 1 or (ranks > 1 and self.zero_stage):
+            return self.model_copy(update={"kind": "deepspeed"})
+        return self.model_copy(update={"kind": "single" if ranks == 1 else "ddp", "zero_stage": 0})
+
+    @property
     def compute_bytes(self) -> int:
         """Bytes of a value in the compute dtype."""
         return 4 if self.precision == "fp32" else 2
@@ -98,7 +128,7 @@ class EngineConfig(Section):
     @property
     def gradient_bytes(self) -> int:
         """Bytes of a gradient, as it is kept between micro-batches and sent."""
-        return self.compute_bytes if self.kind == "deepspeed" and self.gradients == "compute" else 4
+        return self.compute_bytes if self.gradients == "compute" else 4
 
     @model_validator(mode="before")
     @classmethod
@@ -108,7 +138,7 @@ class EngineConfig(Section):
         return values
 
     def _conflicts(self) -> Conflicts:
-        if self.kind != "deepspeed" and self.zero_stage:
+        if self.is_replicated and self.zero_stage:
             yield f"zero_stage={self.zero_stage} needs kind=deepspeed, not {self.kind}", "set zero_stage=0"
         if self.zero_hpz > 1 and (self.zero_stage != 3 or self.offload_params != "none"):
             yield (
@@ -122,7 +152,7 @@ class EngineConfig(Section):
         if self.feedforward_tiles > 1:
             yield from self._tile_conflicts()
         sums_bf16 = self.precision == "bf16" and self.zero_stage >= 2
-        if self.gradient_bytes > self.compute_bytes and self.kind == "deepspeed" and not sums_bf16:
+        if self.gradient_bytes > self.compute_bytes and not (self.is_replicated or sums_bf16):
             need = "gradients=fp32 needs precision=bf16 and zero_stage=2 or 3"
             yield (
                 f"{need}, not {self.precision} at zero_stage={self.zero_stage}",
@@ -138,7 +168,7 @@ class EngineConfig(Section):
             yield "offload_params=cpu requires sharded weights", "use kind=deepspeed and zero_stage=3"
 
     def _fp16_conflicts(self) -> Conflicts:
-        if self.kind != "deepspeed":
+        if self.is_replicated:
             yield f"precision=fp16 needs kind=deepspeed, which scales the loss, not {self.kind}", "use bf16 or fp32"
         if self.device == "cpu":
             yield "precision=fp16 needs a GPU: DeepSpeed has no fp16 on device=cpu", "use bf16 or fp32"
@@ -266,7 +296,7 @@ def _neighbour_conflicts(key: str, model: ModelConfig, whole: str) -> Conflicts:
 
 def _part_conflicts(key: str, engine: EngineConfig, part: str, *, left_out: str, sharded: str, whole: str) -> Conflicts:
     """Yields what keeps an engine from having parts of parameters on ranks, named by the last four."""
-    if engine.kind != "deepspeed":
+    if engine.is_replicated:
         yield (
             f"{key} needs engine.kind=deepspeed, which reduces {part} over the ranks that have it, not {engine.kind}",
             f"change it, or {whole}",

@@ -52,7 +52,7 @@ def look(config: RunConfig | None, place: JobTopology, *, is_quick: bool) -> Rep
     gpus, problem = ([], "") if engine.device == "cpu" else ask_driver()
     needed, batch_checks = _plan_ranks(config, place)
     checks = [
-        check_packages(versions, config is None or engine.kind == "deepspeed"),
+        check_packages(versions, config is None or not engine.on(place.size or 1).is_replicated),
         *check_gpus(engine, gpus, problem, place.local_size),
         None if gpus else check_processor_bf16(engine),
         check_cores(place.local_size),

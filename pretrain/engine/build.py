@@ -49,7 +49,7 @@ _WORKING_DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.
 
 def builds_sharded(config: EngineConfig) -> bool:
     """Returns whether to build the model on the meta device and fill it by `fill_sharded`."""
-    return config.kind == "deepspeed" and config.zero_stage == 3
+    return not config.is_replicated and config.zero_stage == 3
 
 
 def fill_sharded(
@@ -156,9 +156,9 @@ def start_accelerator(
     # config.
     for name in [name for name in os.environ if name.startswith("ACCELERATE_")]:
         del os.environ[name]
-    precision = "no" if config.precision == "fp32" else config.precision
+    precision = "no" if config.precision == "fp32" or config.has_masters else config.precision
     kwargs: dict[str, Any] = {"mixed_precision": precision}
-    if config.kind == "deepspeed":
+    if not config.is_replicated:
         kwargs["gradient_accumulation_steps"] = plan.accumulation
         kwargs["deepspeed_plugin"] = _deepspeed_plugin(device, config, grad_clip, plan, num_parameters)
     else:
@@ -282,7 +282,7 @@ def import_packages(config: EngineConfig) -> None:
     # accelerate's dialogue of SageMaker and DeepSpeed's autotuner, which nothing here uses, import
     # these where they are installed: half a second and more a rank.
     with deferred_decorators(), _hidden("boto3", "mlflow"):
-        if config.kind == "deepspeed":
+        if not config.is_replicated:
             if pick_device(config) == "cpu":
                 os.environ["DS_ACCELERATOR"] = "cpu"
             _import_deepspeed()
@@ -364,7 +364,7 @@ def build_engine(
             f"accelerate sees {counts}",
             fix="start the ranks with `pretrain launch`, torchrun, accelerate or deepspeed",
         )
-    build = DeepSpeedZeroEngine if config.kind == "deepspeed" else TorchEngine
+    build = TorchEngine if config.is_replicated else DeepSpeedZeroEngine
     engine = build(module, names, optimizer, accelerator, config, grad_clip, world)
     if averages:
         engine.state = engine.average = AveragedState(engine.state)

@@ -1,6 +1,7 @@
 """Optimizer state as fragments, and engines and state that are whole on every rank.
 
-DDP and one process are `TorchEngine`; their state is `ReplicatedState`, also of ZeRO 0.
+DDP and one process are `TorchEngine`, in 16 bits over `FlatMasters` (`masters.py`); their state is
+`ReplicatedState`, also of ZeRO 0.
 
 torch optimizers create their state in the first `step()`; loading, and saving at step 0, need it
 before. AdamW has two moments of the shape of each parameter; an optimizer over whole matrices
@@ -26,10 +27,12 @@ from pretrain import dist
 from pretrain.config.engine import EngineConfig
 from pretrain.dist import World
 from pretrain.engine.engine import Update
+from pretrain.engine.masters import FlatMasters
 from pretrain.engine.shared_parameters import norm_over_ranks
 from pretrain.engine.weight_average import AveragedState
 from pretrain.errors import LaunchError
-from pretrain.optim.build import moments_of
+from pretrain.optim.build import create_moments_of, moments_of
+from pretrain.optim.fused import FusedStep
 from pretrain.optim.matrices import Span, WeightPiece, WholeOptimizer
 from pretrain.parts import Part, part_of
 from pretrain.types import Batch, Fragment, FragmentStore
@@ -85,16 +88,6 @@ def state_fragments(optimizer: torch.optim.Optimizer, pieces: Sequence[WeightPie
         yield Fragment(piece.span.name, piece.span.offset, piece.shape, tensors, piece.stripes)
     if over_matrices:
         yield from optimizer.fragments()
-
-
-def create_moments_of(optimizer: torch.optim.Optimizer, master: Tensor) -> None:
-    """Creates the state of the optimizer's first step: zeros, and a step count of 0."""
-    state = optimizer.state[master]
-    if not state:
-        # Fused kernels need the count on the device of the parameter.
-        state["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
-        for key in moments_of(optimizer):
-            state[key] = torch.zeros_like(master, memory_format=torch.preserve_format)
 
 
 def set_optimizer_step(optimizer: torch.optim.Optimizer, step: int) -> None:
@@ -166,14 +159,17 @@ def _norm(parameters: Sequence[Tensor]) -> Tensor:
     return norm_over_ranks(parameters)
 
 
-def clip_or_drop(parameters: Sequence[Tensor], grad_clip: float, drop: bool = False) -> Update:
+def clip_or_drop(
+    parameters: Sequence[Tensor], grad_clip: float, drop: bool = False, norm: Tensor | None = None
+) -> Update:
     """Clips reduced gradients to a global norm; discards them if it is not finite, or with `drop`.
 
     Every torch optimizer skips a parameter without a gradient, its moments and step count too. All
     ranks have the same reduced gradients, and the norm those of the experts of others, so that they
-    decide alike; other parameters that are sharded, or reduced over some ranks, are refused.
+    decide alike; other parameters that are sharded, or reduced over some ranks, are refused. `norm`:
+    the norm, where it is known.
     """
-    norm = _norm(parameters)
+    norm = _norm(parameters) if norm is None else norm
     grad_norm = float(norm)
     skipped = drop or not math.isfinite(grad_norm)
     if skipped:
@@ -185,10 +181,12 @@ def clip_or_drop(parameters: Sequence[Tensor], grad_clip: float, drop: bool = Fa
 
 
 def _skips_on_device(optimizer: torch.optim.Optimizer) -> bool:
-    """Returns whether the optimizer's own kernel skips a step by `found_inf`: torch's fused AdamW.
+    """Returns whether the optimizer's own kernel skips a step by `found_inf`.
 
-    Cautious decay comes before the kernel, and is not skipped by it.
+    Those of torch's fused AdamW do, and ours. Cautious decay comes before torch's kernel, and is not skipped by it.
     """
+    if isinstance(optimizer, FusedStep):
+        return True
     is_fused = isinstance(optimizer, torch.optim.AdamW) and bool(optimizer.defaults["fused"])
     return is_fused and not any("cautious_decay" in group for group in optimizer.param_groups)
 
@@ -207,19 +205,29 @@ def _even_share(fragment: Fragment, world: World, part: Part) -> Iterator[Fragme
 class ReplicatedState:
     """Master weights and moments that are whole on every rank; each rank saves an even share.
 
-    `masters` are the names and fp32 parameters that the optimizer updates. Experts over ranks are
-    whole on the ranks that have them.
+    `masters` are the names and fp32 parameters that the optimizer updates, or flat tensors of many.
+    Experts over ranks are whole on the ranks that have them.
     """
 
-    def __init__(self, masters: list[tuple[str, Tensor]], optimizer: torch.optim.Optimizer, world: World) -> None:
+    def __init__(
+        self,
+        masters: list[tuple[str, Tensor]] | FlatMasters,
+        optimizer: torch.optim.Optimizer,
+        world: World,
+    ) -> None:
         self._optimizer = optimizer
         self._world = world
+        self._flat = masters if isinstance(masters, FlatMasters) else None
         self._pieces: list[WeightPiece] = []
-        self._parts = {name: part_of(master) for name, master in masters}
-        for slot, (name, master) in enumerate(masters):
-            span = Span(name, slot, offset=0, start=0, length=master.numel())
-            self._pieces += weight_pieces(master, master.shape, span, master)
-        place_whole(optimizer, [master for _, master in masters], self._pieces)
+        if isinstance(masters, FlatMasters):
+            tensors, self._pieces = masters.tensors, masters.pieces
+        else:
+            tensors = [master for _, master in masters]
+            for slot, (name, master) in enumerate(masters):
+                span = Span(name, slot, offset=0, start=0, length=master.numel())
+                self._pieces += weight_pieces(master, master.shape, span, master)
+        self._parts = {piece.span.name: part_of(piece.master) for piece in self._pieces}
+        place_whole(optimizer, tensors, self._pieces)
 
     def held_fragments(self) -> Iterator[Fragment]:
         """Yields every parameter, and the state of every matrix, whole."""
@@ -237,10 +245,12 @@ class ReplicatedState:
     def finish_load(self, optimizer_step: int, scalars: dict[str, float]) -> None:
         """See `FragmentStore.finish_load`."""
         set_optimizer_step(self._optimizer, optimizer_step)
+        if self._flat is not None:
+            self._flat.write_weights()
 
 
 class TorchEngine(WrappedModule):
-    """torch's DistributedDataParallel, or a single process."""
+    """torch's DistributedDataParallel, or a single process; in 16 bits with fp32 masters."""
 
     def __init__(
         self,
@@ -252,12 +262,17 @@ class TorchEngine(WrappedModule):
         grad_clip: float,
         world: World,
     ) -> None:
+        self._masters: FlatMasters | None = None
+        if config.has_masters:
+            module.to(accelerator.device)
+            self._masters = FlatMasters(module, names, optimizer, torch.bfloat16)
         # evaluation_mode makes accelerate move and autocast a model without the wrapper of DDP, which one
         # process does not need, and which accelerate gives it on a CPU alone.
         exchanges = config.kind == "ddp" and world.size > 1
-        # Without device_placement accelerate imports DTensor, to look for one in the model.
-        alone = not exchanges
-        wrapped = accelerator.prepare_model(module, device_placement=True, evaluation_mode=alone)
+        # Without device_placement accelerate imports DTensor, to look for one in the model; and on a CPU it
+        # copies each parameter, out of its flat tensor too.
+        moves, alone = self._masters is None, not exchanges
+        wrapped = accelerator.prepare_model(module, device_placement=moves, evaluation_mode=alone)
         is_ddp = isinstance(wrapped, nn.parallel.DistributedDataParallel)
         if is_ddp != exchanges:
             built = f"accelerate built {type(wrapped).__name__}"
@@ -269,9 +284,14 @@ class TorchEngine(WrappedModule):
         self._optimizer = optimizer
         self._grad_clip = grad_clip
         self._is_ddp = is_ddp
-        self._parameters = list(module.parameters())
         self.is_sharded = self.needs_all_ranks = False
-        masters = [(names[id(p)], p) for group in optimizer.param_groups for p in group["params"]]
+        masters: FlatMasters | list[tuple[str, Tensor]]
+        if self._masters is not None:
+            masters, self._stepped = self._masters, self._masters.tensors
+        else:
+            trained = [p for group in optimizer.param_groups for p in group["params"]]
+            masters = [(names[id(p)], p) for p in trained]
+            self._stepped = list(module.parameters())
         self.state: FragmentStore = ReplicatedState(masters, optimizer, world)
 
     def forward_backward(self, batch: Batch, scale: float, is_last: bool) -> Tensor:
@@ -288,24 +308,35 @@ class TorchEngine(WrappedModule):
         """See `Engine.update`."""
         for group in self._optimizer.param_groups:
             group["lr"] = learning_rate * group.get("lr_ratio", 1.0)
+        if self._masters is not None:
+            self._masters.take_gradients()
         if not drop and _skips_on_device(self._optimizer):
             return self._update_on_device()
-        update = clip_or_drop(self._parameters, self._grad_clip, drop)
+        update = clip_or_drop(self._stepped, self._grad_clip, drop, self._norm())
+        self._step()
+        return update
+
+    def _norm(self) -> Tensor:
+        return _norm(self._stepped) if self._masters is None else self._masters.norm()
+
+    def _step(self) -> None:
         self._optimizer.step()
         self._optimizer.zero_grad(set_to_none=True)
-        return update
+        if self._masters is not None and not isinstance(self._optimizer, FusedStep):
+            self._masters.write_weights()
 
     def _update_on_device(self) -> Update:
         """Queues the update, then waits for its norm: a GPU is not idle in between."""
         optimizer: Any = self._optimizer
-        norm = _norm(self._parameters)
+        norm = self._norm()
         norm_on_host = dist.start_copy_to_host(norm)
-        if self._grad_clip:
-            torch.nn.utils.clip_grads_with_norm_(self._parameters, self._grad_clip, norm)
+        if self._grad_clip and isinstance(optimizer, FusedStep):
+            optimizer.grad_scale = ((norm + 1e-6) / self._grad_clip).clamp(min=1.0)
+        elif self._grad_clip:
+            torch.nn.utils.clip_grads_with_norm_(self._stepped, self._grad_clip, norm)
         optimizer.found_inf = norm.isfinite().logical_not().float()
-        optimizer.step()
-        optimizer.found_inf = None
-        optimizer.zero_grad(set_to_none=True)
+        self._step()
+        optimizer.found_inf = optimizer.grad_scale = None
         grad_norm = float(norm_on_host())
         return Update(grad_norm, not math.isfinite(grad_norm))
 

@@ -44,6 +44,8 @@ class Optimizer:
 
     Attributes:
         build: `"module:function"` of (groups, config, device) -> torch.optim.Optimizer.
+        fused: The builder, as `build`, of a `FusedStep` (`pretrain/optim/fused.py`), which steps
+            flat masters of 16-bit weights by one compiled kernel. None: there is none.
         section: Keys that it alone reads, under `optim.KIND`; `lr`, `weight_decay` and `split_heads`
             among them are of hidden matrices. None: it has none.
         moments: State tensors of what it steps elementwise. Empty: it steps everything whole.
@@ -56,6 +58,7 @@ class Optimizer:
     """
 
     build: str
+    fused: str | None = None
     section: type[Section] | None = None
     moments: tuple[str, ...] = ADAM_MOMENTS
     matrices: Callable[[Any], MatrixState] | None = None

@@ -7,6 +7,7 @@ from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 import torch
+from torch import Tensor
 
 from pretrain.config.optim import OptimConfig
 from pretrain.kinds.optimizer import ADAM_MOMENTS, Optimizer
@@ -52,9 +53,16 @@ def _elements(parameters: Blocks) -> list[int]:
     return [sum(map(prod, blocks)) for blocks in parameters]
 
 
-def build_optimizer(groups: list[ParameterGroup], config: OptimConfig, device: torch.device) -> torch.optim.Optimizer:
-    """Builds the optimizer of `config.kind`; `moments_of` knows its state before the first step."""
-    optimizer: Any = resolve_name(config.record.build)(groups, config, device)
+def build_optimizer(
+    groups: list[ParameterGroup], config: OptimConfig, device: torch.device, *, fuses: bool = False
+) -> torch.optim.Optimizer:
+    """Builds the optimizer of `config.kind`; `moments_of` knows its state before the first step.
+
+    `fuses`: an engine has flat masters, which one compiled kernel may step (`fused.py`).
+    """
+    can_fuse = fuses and hasattr(torch.Tensor, "grad_dtype")  # from torch 2.10 on
+    build = config.record.fused if can_fuse and config.record.fused else config.record.build
+    optimizer: Any = resolve_name(build)(groups, config, device)
     optimizer.moments = config.record.moments
     return optimizer
 
@@ -63,3 +71,13 @@ def moments_of(optimizer: torch.optim.Optimizer) -> tuple[str, ...]:
     """Returns the state tensors of what an optimizer steps elementwise, in the shape of the parameter."""
     moments: tuple[str, ...] = getattr(optimizer, "moments", ADAM_MOMENTS)
     return moments
+
+
+def create_moments_of(optimizer: torch.optim.Optimizer, master: Tensor) -> None:
+    """Creates the state of the optimizer's first step: zeros, and a step count of 0."""
+    state = optimizer.state[master]
+    if not state:
+        # Fused kernels need the count on the device of the parameter.
+        state["step"] = torch.zeros((), dtype=torch.float32, device=master.device)
+        for key in moments_of(optimizer):
+            state[key] = torch.zeros_like(master, memory_format=torch.preserve_format)

@@ -86,7 +86,7 @@ def _layout_facts(
     config: RunConfig, task: TrainingTask, cluster: Cluster, options: PlanOptions, stored: StoredData | None
 ) -> dict[str, Any]:
     batch = config.plan_ranks(cluster.size)
-    layout = ParallelLayout(config.engine, batch.micro, batch.accumulation)
+    layout = ParallelLayout(config.engine, batch.micro, batch.accumulation).on(cluster.size)
     rates = {"predicted": predict_rate(task, layout, cluster)}
     if options.mfu is not None:
         rates["assumed"] = predict_rate(task, layout, cluster, mfu=options.mfu)
@@ -96,7 +96,7 @@ def _layout_facts(
     best = list(rates.values())[-1]
     return {
         "layout": {
-            "engine": config.engine.kind,
+            "engine": layout.engine.kind,
             "precision": config.engine.precision,
             **_engine_facts(layout),
             **asdict(replace(batch, steps=None)),  # which are those of `batch.schedule`

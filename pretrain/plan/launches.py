@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model.parts import counts_of
+from pretrain.kinds.optimizers import OPTIMIZERS
 from pretrain.plan.memory import kept_bytes
 from pretrain.plan.params import parameter_shapes
 from pretrain.plan.task import ParallelLayout, TrainingTask
@@ -23,19 +24,23 @@ class EngineTraffic(NamedTuple):
 
 REPLICATED = EngineTraffic(0, 12)
 ZERO = (EngineTraffic(12, 30), EngineTraffic(18, 42), EngineTraffic(18, 42), EngineTraffic(24, 42))
-"""Traffic of DDP and one process, and of DeepSpeed's stages."""
+"""Traffic of DDP and one process in fp32, and of DeepSpeed's stages."""
+MASTERS = {True: EngineTraffic(0, 6), False: EngineTraffic(0, 24)}
+"""Traffic of DDP and one process in 16 bits, by whether one kernel clips, updates and copies."""
 
 
-def update_traffic(task: TrainingTask, layout: ParallelLayout, world_size: int) -> float:
+def update_traffic(task: TrainingTask, layout: ParallelLayout, world_size: int, device: str = "cuda") -> float:
     """Returns the bytes that gradients and their update move on a rank in a step."""
     engine, count, trained = layout.engine, layout.accumulation, task.values.trained
     here = trained - task.elsewhere
-    zero = engine.kind == "deepspeed"
-    traffic = ZERO[engine.zero_stage] if zero else REPLICATED
+    traffic = REPLICATED if engine.is_replicated else ZERO[engine.zero_stage]
+    if engine.has_masters:
+        is_fused = OPTIMIZERS[task.optimizer].fused is not None
+        traffic = MASTERS[is_fused and engine.fuses_update(device)]
     size = engine.gradient_bytes
     # Sums of gradients; and under autocast casts of weights and of their gradients.
     moved = 3.0 * size * (count - 1) * here
-    if not zero and engine.compute_bytes < 4:
+    if engine.autocasts:
         moved += 2 * (4 + engine.compute_bytes) * count * here
     reductions = count if engine.zero_stage >= 2 else 1
     moved += traffic.copied * size / 2 * reductions * here

@@ -168,11 +168,12 @@ class RankMemory:
 
 def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> RankMemory:
     """Counts the memory of one rank."""
+    layout = layout.on(cluster.size)
     engine = layout.engine
     values = task.values
     each = bytes_per_parameter(
         engine.zero_stage,
-        engine.precision if engine.kind == "deepspeed" else "fp32",
+        "fp32" if engine.autocasts else engine.precision,
         cluster.size,
         kept_bytes(task) / values.trained,
         offload_optimizer=engine.offload_optimizer != "none",
@@ -198,7 +199,7 @@ def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
     if engine.zero_stage == 3 and (cluster.size > 1 or engine.offload_params != "none"):
         phases = _phases(task, engine, cluster, replace(memory, loss=logits), activations)
         memory = max(phases, key=lambda phase: phase.total)
-    elif engine.kind == "deepspeed" and engine.zero_stage in (1, 2):
+    elif engine.has_masters or engine.zero_stage in (1, 2):
         memory = max(memory, _in_update(task, engine, cluster, memory), key=lambda phase: phase.total)
     overhead = _fixed_bytes(cluster) + round(_FRAGMENTED * memory.total)
     return replace(memory, overhead=overhead)
@@ -246,9 +247,13 @@ def _in_update(
 ) -> RankMemory:  # fmt: skip
     """Returns the memory in the update: activations are gone, and gradients of other shares."""
     size, trained, made = engine.gradient_bytes, task.values.trained, 0
-    if engine.offload_optimizer == "none":
+    if engine.has_masters:
+        # A flat copy: for a fused update in 16 bits, else in fp32.
+        made = (size if engine.fuses_update(cluster.device) else 4) * trained
+    elif engine.offload_optimizer == "none":
         made = update_bytes(engine.zero_stage, trained, size, cluster.size)
-    gradients = min(found.gradients, size * trained // cluster.size) + made
+    share = trained // (1 if engine.has_masters else cluster.size)
+    gradients = min(found.gradients, size * share) + made
     return replace(found, gradients=gradients, activations=0, loss=0)
 
 
@@ -303,10 +308,10 @@ def _sized_by(task: TrainingTask) -> int:
 def _bucket_bytes(task: TrainingTask, layout: ParallelLayout, world_size: int) -> int:
     engine = layout.engine
     trained = task.values.trained
-    if world_size == 1 and engine.kind != "deepspeed":
+    if world_size == 1 and engine.is_replicated:
         return 0
     if engine.kind == "ddp":
-        return 4 * trained  # DDP's buckets are a copy of the gradients
+        return engine.gradient_bytes * trained  # DDP's buckets are a copy of the gradients
     if not engine.zero_stage:
         sent = trained - task.elsewhere
         return engine.compute_bytes * min(sent, _ALL_REDUCED) if world_size > 1 else 0

@@ -32,7 +32,7 @@ def overlaps(engine: EngineConfig, device: str) -> bool:
     """Returns whether communication overlaps computation, as `deepspeed_config` sets it."""
     # At stages 1 and 2 DeepSpeed would reduce after every micro-batch, from streams that race with
     # the gradients (deepspeedai/DeepSpeed#5545 and #8061).
-    return engine.kind != "deepspeed" or (engine.zero_stage == 3 and device == "cuda")
+    return engine.is_replicated or (engine.zero_stage == 3 and device == "cuda")
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,7 +149,7 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, devic
     """Counts the work of a rank."""
     counts = counts_of(task.model)
     values = task.values
-    engine = layout.engine
+    engine = layout.engine.on(world_size)
     plain = engine.model_copy(
         update={"activation_checkpointing": "none", "offload_activations": "none", "feedforward_tiles": 1}
     )
@@ -183,7 +183,7 @@ def plan_work(task: TrainingTask, layout: ParallelLayout, world_size: int, devic
         gathered=gathers.gathered + 2 * adapters,
         small=gathers.small,
         layers=counts.num_blocks,
-        update_bytes=update_traffic(task, layout, world_size),
+        update_bytes=update_traffic(task, layout.on(world_size), world_size, device),
         launches=count_launches(task, layout, recompute, device),
         keys=task.lengths.target,
         kernel=attention_kernel(task, engine),

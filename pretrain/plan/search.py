@@ -36,11 +36,17 @@ def divisors(number: int) -> list[int]:
     return sorted({*small, *(number // i for i in small)})
 
 
-def _engines(config: RunConfig) -> Iterator[EngineConfig]:
+def _engines(config: RunConfig, ranks: int) -> Iterator[EngineConfig]:
+    """Yields the variants of an engine that the config accepts: stages, checkpointing, offload.
+
+    Its own stage comes first, and stages that are one engine on so many ranks are one variant.
+    """
     values = config.model_dump(mode="json", by_alias=True)
-    stages = (0, 1, 2, 3) if config.engine.kind == "deepspeed" else (0,)
+    asked = config.engine.zero_stage
+    further = [] if config.engine.is_replicated else [stage for stage in range(4) if stage != asked]
+    seen = []
     places = (("none", "none"), ("cpu", "none"), ("cpu", "cpu"))
-    for stage, (optimizer, params), mode in product(stages, places, ("none", "selective", "full")):
+    for stage, (optimizer, params), mode in product([asked, *further], places, ("none", "selective", "full")):
         update = {
             "zero_stage": stage,
             "activation_checkpointing": mode,
@@ -49,7 +55,10 @@ def _engines(config: RunConfig) -> Iterator[EngineConfig]:
         }
         # Refused variants, such as ZeRO 0 of an optimizer in host memory.
         with suppress(ValidationError):
-            yield RunConfig.model_validate(values | {"engine": values["engine"] | update}).engine
+            engine = RunConfig.model_validate(values | {"engine": values["engine"] | update}).engine
+            if (built := engine.on(ranks)) not in seen:
+                seen.append(built)
+                yield engine
 
 
 def search(config: RunConfig, task: TrainingTask, cluster: Cluster, count: int = 5) -> list[LayoutCandidate]:
@@ -65,7 +74,7 @@ def search(config: RunConfig, task: TrainingTask, cluster: Cluster, count: int =
     per_rank = rows // cluster.size
     limit = memory_limit(cluster)
     layouts = []
-    for variant in _engines(config):
+    for variant in _engines(config, cluster.size):
         most = largest_micro(task, variant, cluster, per_rank)
         for micro in [size for size in divisors(per_rank) if size <= most][-2:]:
             layout = ParallelLayout(variant, micro, per_rank // micro)
@@ -166,7 +175,7 @@ def check_fits(config: RunConfig, cluster: Cluster, task: TrainingTask | None = 
     problems = [] if across is None else [Problem("nodes", *across, refuses=False)]
     if cut := config.shortened():
         problems.append(Problem("schedule", *cut, refuses=False))
-    layout = ParallelLayout(config.engine, plan.micro, plan.accumulation)
+    layout = ParallelLayout(config.engine, plan.micro, plan.accumulation).on(cluster.size)
     needed = rank_memory(task, layout, cluster).total
     limit = memory_limit(cluster)
     if needed <= limit:
@@ -175,7 +184,7 @@ def check_fits(config: RunConfig, cluster: Cluster, task: TrainingTask | None = 
     device = cluster.gpu.name if measured is None else f"{measured.device}, as measured"
     text = (
         f"a rank needs {needed / GIB:.1f} GiB, of the {limit / GIB:.1f} GiB of {device}, with "
-        f"batch.micro={plan.micro} at ZeRO stage {config.engine.zero_stage} on "
+        f"batch.micro={plan.micro} at ZeRO stage {layout.engine.zero_stage} on "
         f"{plural(cluster.size, 'rank')}"
     )
     return [*problems, Problem("memory", text, _nearest(config, task, cluster), refuses=measured is not None)]

@@ -133,6 +133,10 @@ class ParallelLayout:
     micro: int
     accumulation: int
 
+    def on(self, ranks: int) -> "ParallelLayout":
+        """Returns it with the engine that `engine.kind=auto` is on so many ranks."""
+        return replace(self, engine=self.engine.on(ranks))
+
     def overrides(self) -> list[str]:
         """Returns the overrides of a command line: `engine.zero_stage=2 batch.micro=8`."""
         names = ("kind", "zero_stage", "activation_checkpointing", "offload_optimizer", "offload_params")

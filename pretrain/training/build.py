@@ -109,12 +109,13 @@ class Run:
 
 
 def _meet(config: RunConfig, plan: BatchPlan, world: World, progress: Progress) -> "Accelerator":
+    engine = config.engine.on(world.size)
     progress.enter("import")
     show_phase("importing the engine")
-    import_packages(config.engine)
+    import_packages(engine)
     progress.enter("meet")
     num = count_parameters(config.model)
-    accelerator = start_accelerator(config.engine, config.optim.grad_clip, plan, num, world)
+    accelerator = start_accelerator(engine, config.optim.grad_clip, plan, num, world)
     agree_on_versions(world)
     return accelerator
 
@@ -130,21 +131,22 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     claim = replace(claim, config=config)
     show_phase(f"building a model of {count(count_parameters(config.model))} parameters")
     start = open_start(config, dataset.tokenizer_path, world)
-    storage = not (builds_sharded(config.engine) or start.quantizes)
-    model = build_model(config.model, config.engine, accelerator.device, storage=storage, world=world)
+    kind = config.engine.on(world.size)
+    storage = not (builds_sharded(kind) or start.quantizes)
+    model = build_model(config.model, kind, accelerator.device, storage=storage, world=world)
     num_saved = start.arrange(model, accelerator.device)
-    share_rows(model, world, config.engine.group_timeout_s)
+    share_rows(model, world, kind.group_timeout_s)
     groups = group_parameters(model, optim.layer_decay, start.scale_of, split_heads=optim.splits_heads)
-    if builds_sharded(config.engine):
-        fill_sharded(model, partial(_draw, start, progress), config.engine, accelerator, world)
+    if builds_sharded(kind):
+        fill_sharded(model, partial(_draw, start, progress), kind, accelerator, world)
     else:
         fill_weights(model, partial(_draw, start, progress))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     module = _module(config, model, dataset)
-    optimizer = build_optimizer(groups, optim, accelerator.device)
+    optimizer = build_optimizer(groups, optim, accelerator.device, fuses=kind.fuses_update(accelerator.device.type))
     options: dict[str, Any] = {"saves_frozen": start.base is None, "averages": optim.ema.is_on}
     options["balance"] = module.kept
-    engine = build_engine(module, names, optimizer, accelerator, config.engine, clip, world, **options)
+    engine = build_engine(module, names, optimizer, accelerator, kind, clip, world, **options)
 
     identity = hashlib.sha256(dump_config(config).encode()).hexdigest()  # of config.yaml
     topology = {"world_size": world.size, "engine": engine.description, "lease": claim.lease_number, "config": identity}
@@ -188,7 +190,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
         meter=meter,
         timeline=timeline,
         phase=PhaseClock(progress, meter, timeline),
-        norms=LayerNorms([*names.values()], optimizer, engine.state, is_cut=_cuts_state(config)),
+        norms=LayerNorms([*names.values()], optimizer, engine.state, is_cut=_cuts_state(config, world)),
         texts=build_samples(config, dataset, engine, world),
         tasks=build_tasks(config, dataset, engine),
         pictures=build_pictures(config, dataset, engine, world),
@@ -210,8 +212,8 @@ def _module(config: RunConfig, model: LanguageModel, dataset: Dataset) -> TrainM
     return TrainModule(model, build_loss(objective), len(dataset.sources), shown_of(objective))
 
 
-def _cuts_state(config: RunConfig) -> bool:
-    return config.engine.zero_stage > 0 or config.parallel.parts > 1
+def _cuts_state(config: RunConfig, world: World) -> bool:
+    return config.engine.on(world.size).zero_stage > 0 or config.parallel.parts > 1
 
 
 def _tracker(claim: Claim, world: World, record: dict[str, Any], step: int) -> RunOutput:

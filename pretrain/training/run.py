@@ -87,7 +87,7 @@ def _advice(config: RunConfig) -> Iterator[str]:
         yield "use engine.activation_checkpointing=full"
     elif engine.offload_activations == "none":
         yield "use engine.offload_activations=cpu"
-    if engine.kind != "deepspeed" or engine.zero_stage < 3:
+    if engine.is_replicated or engine.zero_stage < 3:
         yield f"use engine.kind=deepspeed engine.zero_stage={3 if engine.zero_stage == 2 else 2}"
     yield "ask `pretrain plan` what fits"
 

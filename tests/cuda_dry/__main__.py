@@ -49,6 +49,7 @@ TOKENIZERS = {
     "bert": "{kind: wordpiece, vocab_size: 300, roles: bert}",
     "t5": "{kind: bpe, vocab_size: 400, roles: t5, sentinels: 100}",
 }
+DDP = ["engine.kind=ddp", "engine.zero_stage=0", "engine.gradients=fp32"]
 OF_8 = ["WORLD_SIZE=8", "batch.micro=1"]
 # No prefetching thread: with rows of another length each step, the thread's pace decides which
 # pinned blocks are free again.
@@ -67,12 +68,12 @@ CASES = {
     "zero1": [],
     "zero2": ["engine.zero_stage=2"],
     "zero3": ["engine.zero_stage=3"],
-    "ddp": ["engine.kind=ddp", "engine.zero_stage=0"],
+    "ddp": DDP,
     "zero1, 8 ranks": OF_8,
     "zero2, 8 ranks": [*OF_8, "engine.zero_stage=2"],
     "zero3, 8 ranks": [*OF_8, "engine.zero_stage=3"],
-    "ddp, 8 ranks": [*OF_8, "engine.kind=ddp", "engine.zero_stage=0"],
-    "single": ["engine.kind=single", "engine.zero_stage=0"],
+    "ddp, 8 ranks": [*OF_8, *DDP],
+    "single": ["engine.kind=single", "engine.zero_stage=0", "engine.gradients=fp32"],
     "fp16": ["engine.zero_stage=2", "engine.precision=fp16"],
     "fp32": ["engine.precision=fp32"],
     "fp32 gradients": ["engine.zero_stage=2", "engine.gradients=fp32"],
@@ -88,7 +89,7 @@ CASES = {
     "compiled, flex": ["engine.compile=true", "engine.attention=flex"],
     "compiled, zero3": ["engine.compile=true", "engine.zero_stage=3"],
     "compiled, selective": ["engine.compile=true", "engine.activation_checkpointing=selective"],
-    "compiled, ddp": ["engine.compile=true", "engine.kind=ddp", "engine.zero_stage=0"],
+    "compiled, ddp": ["engine.compile=true", *DDP],
     "compiled, muon": ["engine.compile=true", "engine.zero_stage=2", "optim.kind=muon"],
     "compiled, fp8": ["engine.compile=true", "engine.fp8=tensorwise"],
     "full": ["engine.activation_checkpointing=full"],

@@ -7,6 +7,7 @@ from tests.helpers.ranks import run_in_ranks
 CASES = [
     *(["deepspeed", stage, precision] for precision in ("fp32", "bf16") for stage in range(4)),
     ["ddp", 0, "fp32"],
+    ["ddp", 0, "bf16"],
     ["deepspeed", 2, "fp32", "adamw", "optimizer"],
     ["deepspeed", 3, "fp32", "adamw", "both"],
 ]
@@ -15,6 +16,7 @@ WHOLE = [
     for optimizer in ("muon", "adafactor")
     for case in (*(["deepspeed", stage, "fp32"] for stage in range(4)), ["ddp", 0, "fp32"], ["deepspeed", 3, "bf16"])
 ]
+WHOLE += [["ddp", 0, "bf16", "muon"], ["ddp", 0, "bf16", "soap"]]
 WHOLE += [["deepspeed", stage, "fp32", recipe] for recipe in ("normuon", "soap") for stage in range(4)]
 WHOLE += [["deepspeed", stage, "fp32", recipe] for recipe in ("lion", "cautious", "completep") for stage in (2, 3)]
 """Cases of optimizers that step whole matrices, with state of their own shapes, and other recipes."""

@@ -171,7 +171,7 @@ def build(
     module = TrainModule(built, build_loss(objective or ObjectiveConfig()))
     batch_elements = MUON_BATCH_ELEMENTS["cuda"] if optimizer.endswith(BY_BATCHES) else 0
     with mock.patch.dict(MUON_BATCH_ELEMENTS, cpu=batch_elements):
-        torch_optimizer = build_optimizer(groups, optim, torch.device("cpu"))
+        torch_optimizer = build_optimizer(groups, optim, torch.device("cpu"), fuses=config.fuses_update("cpu"))
     saves_frozen = finetune not in ADAPTED
     return build_engine(
         module,

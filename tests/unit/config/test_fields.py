@@ -90,7 +90,7 @@ def test_a_section_that_refers_to_another_has_its_keys_and_their_meanings():
             "init.from (a run)\n  type       text or null\n  default    null\n  on resume  warn\n"
             "  Run, checkpoint, model folder",
         ),
-        ("engine.kind", '  type       `deepspeed`, `ddp`, `single`\n  default    "deepspeed"\n'),
+        ("engine.kind", '  type       `auto`, `deepspeed`, `ddp`, `single`\n  default    "auto"\n'),
         ("data.mixture", "  type       list of section\n  default    []\n"),
         ("data.mixture.weight", "  type       number (>= 0)\n  default    required\n  on resume  allow\n"),
         ("model.encoder.cell", '  default    "lstm"\n  on resume  never\n'),

@@ -150,13 +150,16 @@ def test_what_deepspeed_knows_of_its_ops_stays(cuda, libraries):
 
 
 @pytest.mark.parametrize("gpus", [0, 2])
-@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+@pytest.mark.parametrize(
+    ("precision", "gradients", "autocast"),
+    [("fp32", "compute", "no"), ("bf16", "compute", "no"), ("bf16", "fp32", "bf16")],
+)
 @pytest.mark.parametrize("kind", ["single", "ddp"])
-def test_without_deepspeed_there_is_no_plugin(cuda, libraries, kind, precision, gpus):
+def test_without_deepspeed_there_is_no_plugin(cuda, libraries, kind, precision, gradients, autocast, gpus):
     cuda(gpus)
-    start(EngineConfig(kind=kind, precision=precision))
+    start(EngineConfig(kind=kind, precision=precision, gradients=gradients))
     assert libraries.calls.pop("kwargs_handlers")[0].backend == ("nccl" if gpus else "gloo")
-    assert libraries.calls == {"mixed_precision": "no" if precision == "fp32" else precision, "cpu": not gpus}
+    assert libraries.calls == {"mixed_precision": autocast, "cpu": not gpus}
     assert "DS_ACCELERATOR" not in os.environ
 
 

@@ -38,12 +38,12 @@ def kept_bytes(config: AnyModelConfig, engine: EngineConfig, rows: int, length: 
     gc.freeze()  # a look at live tensors then passes over what was there before
     model = build_model(config, engine, torch.device("cpu"))
     init_weights(model, config, seed=0)
-    if engine.kind == "deepspeed" and engine.precision == "bf16":
+    if engine.precision == "bf16" and not engine.autocasts:
         model = model.to(torch.bfloat16)
     saved = SavedStorages(model)
     batch, objective = probe_batch(config, rows, length, source_length)
     source = batch.source
-    autocasts = engine.kind != "deepspeed" and engine.precision == "bf16"
+    autocasts = engine.autocasts
     loss, before = build_loss(objective), live_tensors()
     with (
         torch.autograd.graph.saved_tensors_hooks(saved.pack, lambda tensor: tensor),

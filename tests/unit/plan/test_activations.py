@@ -25,9 +25,10 @@ def model_of(preset, **over):
 
 
 def planned_over_kept(config, *, kind="deepspeed", precision="fp32", mode="none", every=1):
-    """The formula over the measurement, one micro-batch of a model on a CPU."""
+    """The formula over the measurement, one micro-batch of a model on a CPU; `single` in bf16: under autocast."""
     engine = EngineConfig(
         kind=kind,
+        gradients="fp32" if kind == "single" else "compute",
         zero_stage=0,
         precision=precision,
         device="cpu",

@@ -49,7 +49,9 @@ def test_launches_are_those_of_the_dry_runtime(case, overrides):
 @pytest.mark.parametrize(
     ("overrides", "each"),
     [
-        (["engine.kind=single", "engine.zero_stage=0"], 4 * 12 + 3 * 12 + 12 + 28),
+        (["engine.kind=single", "engine.zero_stage=0", "engine.gradients=fp32"], 4 * 12 + 3 * 12 + 12 + 28),
+        (["engine.kind=single", "engine.zero_stage=0"], 3 * 6 + 24 + 28),
+        (["engine.kind=single", "engine.zero_stage=0", "engine.compile=true"], 3 * 6 + 6 + 28),
         (["engine.zero_stage=0"], 3 * 6 + 12 + 30 + 28),
         (["engine.zero_stage=1"], 3 * 6 + 18 + 42 + 28),
         (["engine.zero_stage=2"], 3 * 6 + 4 * 18 + 42 + 28),
