@@ -133,7 +133,7 @@ class Pulse:
             phase=mark.phase,
             step=mark.step,
             for_s=time.monotonic() - mark.since,
-            limit_s=limit_of(mark.phase, self._timeout_s),
+            limit_s=float(limit_of(mark.phase, self._timeout_s)),
             stack=self._stack(),
         )
 

@@ -91,3 +91,9 @@ def test_a_heartbeat_says_for_how_long_the_phase_has_lasted(monkeypatch):
     progress.enter("save", 5)
     clock.sleep(12.2)
     assert Pulse(progress, 0, PHASE_S, lambda: 0).beat().where() == "in save of step 5 for 12 s"
+
+
+@pytest.mark.parametrize("timeout_s", [600, 600.0])  # the config has a whole number
+def test_a_heartbeat_is_read_as_it_was_written(timeout_s):
+    beat = Pulse(Progress(), 1, timeout_s, lambda: 0).beat()
+    assert Beat.from_json(json.dumps(asdict(beat))) == beat
