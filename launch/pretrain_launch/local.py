@@ -11,12 +11,13 @@ children end with it (`Janitor`). Stop signals are blocked in a rank until it ca
 """
 
 import contextlib
+import gc
 import os
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -27,6 +28,7 @@ import psutil
 
 from pretrain.errors import EXIT_HANG, EXIT_RESUME_ME
 from pretrain.run.folder import RunDir
+from pretrain.utils.forked import ForkedRank, fork_rank, is_safe_to_fork, open_files
 from pretrain.utils.io import disk_error, make_dir
 from pretrain.utils.log import printable
 from pretrain.utils.net import reserved_port
@@ -143,6 +145,37 @@ def _prepare_rank(launcher: int) -> None:
     signal.pthread_sigmask(signal.SIG_BLOCK, STOP_SIGNALS)
 
 
+RankProcess = subprocess.Popen[bytes] | ForkedRank
+
+
+class RankProgram:
+    """The start of a rank: as a fork of this process, or as a program of its own.
+
+    `main` is the life of a fork, for which this process has imported everything; None, or where a
+    fork would not be safe: `command` is run.
+    """
+
+    def __init__(self, command: list[str], main: Callable[[], int] | None) -> None:
+        self._command = command
+        self._main = main if main and is_safe_to_fork() else None
+        self._files = open_files() if self._main else {}
+
+    def start(self, environment: dict[str, str], output: BinaryIO | None) -> RankProcess:
+        """Starts a rank in a session of its own: a Ctrl-C reaches it through the launcher, once."""
+        prepare = partial(_prepare_rank, os.getpid())
+        if self._main:
+            return fork_rank(self._main, environment, output, prepare, STOP_SIGNALS, self._files)
+        return subprocess.Popen(
+            self._command,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=output,
+            stderr=output,
+            start_new_session=True,
+            preexec_fn=prepare,
+        )
+
+
 class _Ranks:
     """The processes of one job."""
 
@@ -150,27 +183,19 @@ class _Ranks:
         self.logs = logs
         self.place = place
         self._stem = "rank-" if place.rank == 0 else f"node-{place.rank:05d}-rank-"
-        self.processes: list[subprocess.Popen[bytes]] = []
+        self.processes: list[RankProcess] = []
         self.ended: dict[int, int] = {}  # codes of ranks in the order of their ends
         self.excused: set[int] = set()  # ranks that this process has ended: their codes say nothing
         self.signals: list[int] = []  # signals to this process that the ranks have not got yet
 
-    def start(self, command: list[str], world_size: int, port: int, janitor: Janitor) -> None:
+    def start(self, program: RankProgram, world_size: int, port: int, janitor: Janitor) -> None:
         """Starts every rank. Raises: DiskError if a log file cannot be opened."""
         make_dir(self.logs)
         for rank in range(world_size):
             with contextlib.ExitStack() as stack:
                 output = None if rank == 0 else stack.enter_context(self._open_output(rank))
-                # A session of its own: a Ctrl-C reaches the ranks through the launcher, once.
-                process = subprocess.Popen(
-                    command,
-                    env=rank_environment(os.environ, rank, world_size, port, place=self.place),
-                    stdin=subprocess.DEVNULL,
-                    stdout=output,
-                    stderr=output,
-                    start_new_session=True,
-                    preexec_fn=partial(_prepare_rank, os.getpid()),
-                )
+                environment = rank_environment(os.environ, rank, world_size, port, place=self.place)
+                process = program.start(environment, output)
             self.processes.append(process)
             janitor.watch(process.pid)
 
@@ -270,6 +295,35 @@ class _Ranks:
 
 
 @contextlib.contextmanager
+def importing(num_ranks: int) -> Iterator[None]:
+    """Surrounds imports for forked ranks: the environment of these, and an end at a stop signal."""
+
+    def end(number: int, frame: FrameType | None) -> None:
+        name = signal.Signals(number).name
+        said = f"{name}: ended before a rank was started: nothing to save; the same command continues"
+        print(said, file=sys.stderr, flush=True)
+        os._exit(EXIT_RESUME_ME)
+
+    previous = {number: signal.signal(number, end) for number in STOP_SIGNALS}
+    threads = rank_environment(os.environ, 0, num_ranks, 0)["OMP_NUM_THREADS"]
+    # Read as libraries are loaded: threads of a rank; no pool of NumPy's, and no context of CUDA,
+    # which a fork could not use (torch counts GPUs without one).
+    needed = {"OMP_NUM_THREADS": threads, "OPENBLAS_NUM_THREADS": "1"}
+    needed |= {"PYTORCH_NVML_BASED_CUDA_CHECK": "1"}
+    added = {name: value for name, value in needed.items() if name not in os.environ}
+    os.environ.update(added)
+    gc.disable()  # imports leave no garbage
+    try:
+        yield
+    finally:
+        gc.enable()
+        for name in added:
+            os.environ.pop(name, None)
+        for number, handler in previous.items():
+            signal.signal(number, handler)
+
+
+@contextlib.contextmanager
 def _noting_signals(signals: list[int]) -> Iterator[None]:
     """Appends stop signals to `signals` instead of ending this process."""
 
@@ -292,22 +346,25 @@ def launch_local(
     port: int | None,
     logs: Path,
     place: NodePlace = ALONE,
+    main: Callable[[], int] | None = None,
 ) -> int:
     """Trains `config`, already checked, on processes of this machine; returns the job's exit code.
 
-    With several nodes `port` is one of node 0, and every node runs this with its own place.
+    With several nodes `port` is one of node 0, and every node runs this with its own place. `main`
+    trains `config` as a rank in a fork of this process; None: ranks are programs.
 
     Raises:
         LaunchError: The port is in use.
         DiskError: A log file cannot be written.
     """
+    program = RankProgram(rank_command(config, overrides), main)
     ranks = _Ranks(logs, place)
     janitor = Janitor()
     # The port of a run on several nodes is one of node 0, and its ranks wait for it.
     reserving = reserved_port(port) if place.nodes == 1 else contextlib.nullcontext(port or 0)
     with reserving as chosen, _noting_signals(ranks.signals):
         try:
-            ranks.start(rank_command(config, overrides), num_ranks, chosen, janitor)
+            ranks.start(program, num_ranks, chosen, janitor)
             cause, code = ranks.wait()
             if cause is not None:
                 ranks.report(cause)

@@ -1,6 +1,8 @@
 """`pretrain launch local` and `manifest`: ranks of a machine, and jobs that start it on many."""
 
+from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -10,6 +12,7 @@ from pretrain.cli.options import Config, Overrides, complete_line
 from pretrain.errors import EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
+    from pretrain.config.run import RunConfig
     from pretrain_launch.local import NodePlace
 
 
@@ -75,7 +78,21 @@ def train_local(
         typer.echo(warning, err=True)
     here = f", machine {place.rank} of {place.nodes}" if place.nodes > 1 else ""
     typer.echo(f"launch: starting {plural(ranks, 'rank')} of {run.path}{here}", err=True)
-    return launch_local(config, overrides, ranks, port, run.logs, place)
+    main = None
+    if loaded.engine.fork_ranks:
+        _import_rank(loaded, ranks)
+        main = partial(resolve_name("pretrain.cli.commands:run"), ["train", config, *overrides])
+    return launch_local(config, overrides, ranks, port, run.logs, place, main)
+
+
+def _import_rank(config: "RunConfig", ranks: int) -> None:
+    """Imports what a rank needs into this process, whose forks are the ranks."""
+    from pretrain_launch.local import importing
+
+    with importing(ranks):
+        from pretrain.training.rank_imports import import_for_ranks
+
+        import_for_ranks(config)
 
 
 def launch_manifest_command(

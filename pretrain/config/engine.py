@@ -64,6 +64,9 @@ class EngineConfig(Section):
     offload_activations: Annotated[Literal["none", "cpu"], OnResume.FREE] = "none"
     """`cpu`: keep what blocks save for the backward pass in host memory until it is needed, but for the
     last block; with `activation_checkpointing: full` that is the input of each block."""
+    fork_ranks: Annotated[bool, OnResume.FREE] = True
+    """Start the ranks of `launch local` as forks of one process, which has imported everything (on
+    Linux). False: each rank is a program, with imports of its own."""
     timeout_s: Annotated[int, OnResume.FREE] = Field(default=600, ge=1)
     """Longest seconds in a phase of a step, waiting for other ranks included, before the job ends
     and names the rank that hangs. Three times as long for loading, compiling, evaluating,

@@ -23,7 +23,7 @@ from pretrain.drill.drill_folder import DrillFolder, Pace
 from pretrain.drill.watch import Kill, Watch
 from pretrain.errors import EXIT_OK, LaunchError
 from pretrain.utils.io import make_dir
-from pretrain.utils.process import die_with
+from pretrain.utils.process import die_with, rank_of_process
 
 MARK = "PRETRAIN_DRILL"
 GONE_WITHIN_S = 10.0
@@ -62,8 +62,9 @@ def find_ranks(launcher: int, mark: str) -> dict[int, int]:
             environment: dict[str, str] = {}
             with suppress(psutil.Error, OSError):
                 environment = psutil.Process(child).environ()
-            if environment.get(MARK) == mark and "RANK" in environment:
-                ranks[int(environment["RANK"])] = child
+            rank = rank_of_process(child)
+            if environment.get(MARK) == mark and rank is not None:
+                ranks[rank] = child
             else:
                 waiting.append(child)
     return ranks

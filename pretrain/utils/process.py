@@ -106,7 +106,7 @@ def _open_null(mode: str) -> Any:
     return open(number, mode, encoding="utf-8", closefd=False)
 
 
-_PR_SET_PDEATHSIG = 1
+_PR_SET_PDEATHSIG, _PR_SET_NAME = 1, 15
 
 
 def die_with(parent: int) -> None:
@@ -120,6 +120,22 @@ def die_with(parent: int) -> None:
     # The kernel sends the signal at the end of the parent, which may be over.
     if os.getppid() != parent:
         os.kill(os.getpid(), signal.SIGKILL)
+
+
+def name_rank(rank: int) -> None:
+    """Names this process `rank-N` (on Linux): a fork has no command line of its own."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_NAME, f"rank-{rank}".encode())
+
+
+def rank_of_process(pid: int) -> int | None:
+    """Returns the rank of a live process, by its first environment or its name; None: it is none."""
+    with contextlib.suppress(OSError, ValueError):
+        environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+        texts = [item[5:] for item in environment if item.startswith(b"RANK=")]
+        name = Path(f"/proc/{pid}/comm").read_bytes()
+        return int(texts[0] if texts else name.removeprefix(b"rank-"))
+    return None
 
 
 def wait_for_child(command: Sequence[str], folder: Path, environment: Mapping[str, str]) -> int:

@@ -5,7 +5,6 @@ import os
 import signal
 import subprocess
 import sys
-from contextlib import suppress
 from pathlib import Path
 
 import numpy as np
@@ -14,6 +13,7 @@ from safetensors import safe_open
 from pretrain.checkpoint.format import list_checkpoints
 from pretrain.run.folder import RunDir
 from pretrain.tracking.audit import compare, read_audit
+from pretrain.utils.process import rank_of_process
 from tests.helpers.fork_server import ROOT, SOURCE_PATH
 from tests.helpers.waiting import finish, wait_until
 from tests.helpers.warm_jobs import WarmJob, start_warm
@@ -115,9 +115,8 @@ def rank_pids(launcher: subprocess.Popen[str]) -> dict[int, int]:
     found = {}
     children = Path(f"/proc/{launcher.pid}/task/{launcher.pid}/children")
     for child in children.read_text().split() if children.exists() else ():
-        with suppress(FileNotFoundError, ProcessLookupError):  # one that has just ended
-            environment = Path(f"/proc/{child}/environ").read_bytes().split(b"\0")
-            found.update({int(item[5:]): int(child) for item in environment if item.startswith(b"RANK=")})
+        if (rank := rank_of_process(int(child))) is not None:
+            found[rank] = int(child)
     return found
 
 

@@ -230,15 +230,15 @@ def test_under_torchrun_a_frozen_rank_is_named_by_the_others(start):
 
 
 def test_a_stranger_cannot_reach_the_store_and_a_forged_verdict_is_no_success(make_run, start):
-    run = start("forged")
+    with reserved_port(None) as port:
+        local = ["-m", "pretrain", "launch", "local", "--ranks", "2", "--port", str(port)]
+    run = start("forged", launcher=[sys.executable, *local])
     run.wait_for_steps()
-    environment = psutil.Process(rank_pids(run.process)[0]).environ()
-    port = int(environment["MASTER_PORT"])
     for _, address in usable_addresses():
         with pytest.raises(ConnectionRefusedError):
             socket.create_connection((address, port)).close()
     forged = json.dumps({"text": "\x1b]0;PWN\x07", "exit_code": 0, "culprits": []})
-    store = td.TCPStore(environment["MASTER_ADDR"], port, is_master=False)
+    store = td.TCPStore("127.0.0.1", port, is_master=False)
     td.PrefixStore("pretrain-watchdog-0", store).set("verdict", forged)
     output = run.end()
     assert run.process.returncode == 76, output

@@ -81,3 +81,10 @@ def test_the_first_step_comes_without_packages_that_it_does_not_use(make_run, tm
     (facts,) = noted(make_run, tmp_path, ["train"], f"engine={engine}", "tracking.wandb=auto")
     assert facts["importers"] == {}, "heavy packages, and the last lines on the way to each"
     assert facts["modules"] <= most
+
+
+def test_ranks_of_a_launcher_are_forks_that_import_next_to_nothing(make_run, tmp_path):
+    ranks = noted(make_run, tmp_path, ["launch", "local", "--ranks", "2"], "tracking.wandb=auto")
+    assert [rank["importers"] for rank in ranks] == [{}, {}]
+    assert all(len(rank["own"]) <= 10 for rank in ranks), [rank["own"] for rank in ranks]
+    assert all(rank["modules"] <= 2_450 for rank in ranks)

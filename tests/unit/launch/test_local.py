@@ -31,7 +31,13 @@ class Clock:
         return Clock.now
 local.time = Clock
 exec(os.environ["PREPARE"])
-sys.exit(local.launch_local(sys.argv[1], sys.argv[3:], 3, None, Path(sys.argv[2])))
+program, logs, *arguments = sys.argv[1:]
+def live():
+    sys.argv[1:] = arguments
+    exec(program, {})
+    return 0
+main = live if os.environ["RANKS"] == "forks" else None
+sys.exit(local.launch_local(program, arguments, 3, None, Path(logs), main=main))
 """
 """The launcher's clock goes on as it sleeps, which it does shortly."""
 SHORT = {"SETTLE_S": 0.2, "FAILURE_GRACE_S": 0.5, "HANG_SETTLE_S": 0.5, "STOPPED_GRACE_S": 0.5}
@@ -61,12 +67,12 @@ ANSWERS = f"signal.pthread_sigmask(signal.SIG_UNBLOCK, {list(map(int, STOP_SIGNA
 class Job:
     """A launcher of three ranks that run `program`."""
 
-    def __init__(self, folder: Path, program: str, prepare: str = "", **waits: float) -> None:
+    def __init__(self, ranks: str, folder: Path, program: str, prepare: str = "", **waits: float) -> None:
         self.folder = folder
         self.process = subprocess.Popen(
             [sys.executable, "-c", LAUNCH, RANK + program, str(folder / "logs"), str(folder)],
             cwd=ROOT,
-            env={**os.environ, "PREPARE": prepare, "WAITS": json.dumps(SHORT | waits)},
+            env={**os.environ, "RANKS": ranks, "PREPARE": prepare, "WAITS": json.dumps(SHORT | waits)},
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -96,13 +102,13 @@ def wait_until_dead(pids: list[int]) -> None:
     wait_until(lambda: not any(is_running(pid) for pid in pids), "the end of all ranks")
 
 
-@pytest.fixture
-def start(tmp_path):
+@pytest.fixture(params=["programs", "forks"])
+def start(request, tmp_path):
     """Starts a job, with other waits of the launcher if any are given, and ends what is left of it."""
     jobs: list[Job] = []
 
     def start(program: str, prepare: str = "", **waits: float) -> Job:
-        jobs.append(Job(tmp_path, program, prepare, **waits))
+        jobs.append(Job(request.param, tmp_path, program, prepare, **waits))
         return jobs[-1]
 
     yield start
@@ -350,3 +356,33 @@ def test_a_log_that_cannot_be_written_is_told_before_a_rank_runs_on(start, tmp_p
     assert code != 0
     assert "rank-00002.out: cannot open: Is a directory; check the path" in errors
     wait_until_dead([pid for pids in job.noted("started").values() for pid in pids])
+
+
+@pytest.mark.parametrize(
+    ("prepare", "is_forked"),
+    [
+        ("", True),
+        ("import threading; threading.Thread(target=threading.Event().wait, daemon=True).start()", False),
+        ("from pretrain.utils import forked; forked._ACCELERATORS = ('/dev/full',); gpu = open('/dev/full')", False),
+    ],
+    ids=["alone", "a thread", "a context on a GPU"],
+)
+def test_ranks_are_forks_with_names_where_nothing_of_the_launcher_would_be_lost(tmp_path, prepare, is_forked):
+    job = Job("forks", tmp_path, "note(open('/proc/self/comm').read().strip())", prepare)
+    assert job.end() == (0, "")
+    assert all(bool(job.noted(f"rank-{rank}")) is is_forked for rank in range(3))
+
+
+def test_a_fork_has_no_file_of_the_launcher(tmp_path):
+    job = Job("forks", tmp_path, "from pretrain.utils.forked import open_files\nnote(len(open_files()))")
+    assert job.end() == (0, "")
+    assert job.noted("3").keys() == {0, 1, 2}, "its streams"
+
+
+@pytest.mark.parametrize("number", STOP_SIGNALS)
+def test_a_stop_signal_during_the_imports_ends_a_launcher_that_has_nothing_to_save(number):
+    code = "import os\nfrom pretrain_launch.local import importing\n"
+    code += f"with importing(2): os.kill(os.getpid(), {int(number)})"
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
+    said = f"{number.name}: ended before a rank was started: nothing to save; the same command continues\n"
+    assert (done.returncode, done.stderr) == (75, said)
