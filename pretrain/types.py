@@ -15,22 +15,18 @@ A decoder-only or encoder-only model reads `tokens_BT`; an encoder-decoder also 
 model of image patches reads `pixels_BCYX`.
 """
 
+import math
 from collections.abc import Callable, Iterator
-from dataclasses import KW_ONLY, dataclass, field, fields, replace
-from typing import Any, Literal, NamedTuple, Protocol, Self
+from dataclasses import KW_ONLY, dataclass, field, replace
+from typing import Any, Literal, NamedTuple, Protocol, Self, TypeVar
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn.functional import pad
 
 from pretrain.parts import Stripes
-from pretrain.rows import IGNORE_INDEX
-
-
-def _changed(rows: "StackRows | PairBatch", change: Callable[[Any], Any]) -> dict[str, Any]:
-    """Returns the changed tensors of rows, and parts that have tensors, by field."""
-    parts = {one.name: getattr(rows, one.name) for one in fields(rows) if one.name != "on_host"}
-    return {name: change(part) for name, part in parts.items() if isinstance(part, Tensor | StackRows | PairBatch)}
+from pretrain.rows import IGNORE_INDEX, Array, ArrayFields, Rows, TokenRows
 
 
 class Columns(NamedTuple):
@@ -117,12 +113,17 @@ class AttentionMask:
     columns: Columns | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class StackRows:
-    """Rows of tokens that a stack reads: the source of two stacks, or a batch. Packed or padded.
+def _columns_of(rows: Rows[np.ndarray]) -> np.ndarray:
+    return np.arange(rows.tokens_BT.shape[1])
 
-    The suffix of a tensor's name says its axes: a new one is a line here. Its metadata are the
-    `padding` of columns, 0 if it is left out, and `whole`: a rank with some columns has all of it.
+
+def _zero(dtype: type) -> Callable[[Rows[np.ndarray]], np.ndarray]:
+    return lambda rows: np.zeros((), dtype)
+
+
+@dataclass(frozen=True, slots=True)
+class StackRows(Rows[Array]):
+    """Rows of tokens that a stack reads: the source of two stacks, or a batch. Packed or padded.
 
     Attributes:
         tokens_BT: int64 input ids; of images zeros, one for each vector of a row.
@@ -143,25 +144,15 @@ class StackRows:
         on_host: The rows that were copied to a device. None: these were not.
     """
 
-    tokens_BT: Tensor
     _: KW_ONLY
-    positions_BT: Tensor | None = None
-    documents_BT: Tensor | None = field(default=None, metadata={"whole": True, "padding": -1})
-    lengths_B: Tensor | None = None
-    prefix_BT: Tensor | None = field(default=None, metadata={"whole": True, "padding": False})
-    token_types_BT: Tensor | None = None
+    positions_BT: Array | None = field(default=None, metadata={"absent": _columns_of})
+    documents_BT: Array | None = field(default=None, metadata={"absent": _zero(np.int32), "whole": True, "padding": -1})
+    lengths_B: Array | None = None
+    prefix_BT: Array | None = field(default=None, metadata={"absent": _zero(bool), "whole": True})
+    token_types_BT: Array | None = field(default=None, metadata={"absent": _zero(np.int64)})
     columns: Columns | None = None
     window: int | None = None
-    on_host: "StackRows | None" = None
-
-    def along(self, axes: str) -> dict[str, Tensor]:
-        """Returns the tensors whose first axes are these, by field."""
-        tensors = {}
-        for one in fields(self):
-            tensor = getattr(self, one.name)
-            if isinstance(tensor, Tensor) and one.name.rpartition("_")[2].startswith(axes):
-                tensors[one.name] = tensor
-        return tensors
+    on_host: "StackRows[Any] | None" = None
 
     @property
     def ranks(self) -> int:
@@ -170,40 +161,34 @@ class StackRows:
 
     def to(self, device: torch.device, *, non_blocking: bool = True) -> Self:
         """Returns the rows on `device`, copied asynchronously from pinned memory."""
-        on_host = self.on_host if self.tokens_BT.device == device else self
-        copies = _changed(self, lambda part: part.to(device, non_blocking=non_blocking))
-        return replace(self, **copies, on_host=on_host)
+        tokens_BT: Any = self.tokens_BT
+        on_host = self.on_host if tokens_BT.device == device else self
+        rows = replace(self, on_host=None)
+        moved = rows.changed(lambda part: part.to(device, non_blocking=non_blocking))
+        return replace(moved, on_host=on_host)
 
-    def pin_memory(self) -> Self:
-        """Returns the rows in pinned memory, from which copies to a GPU are asynchronous."""
-        return replace(self, **_changed(self, lambda part: part.pin_memory()))
+
+StackRowsT = TypeVar("StackRowsT", bound=StackRows[Any])
 
 
 @dataclass(frozen=True, slots=True)
-class PairBatch:
+class PairBatch(ArrayFields[Array]):
     """Two answers to each of A prompts, and P tokens of them all, at `Batch.target_positions_P`."""
 
-    targets_P: Tensor  # int64 ids of these tokens
-    sides_P: Tensor  # int64: 2 n for the chosen answer of pair n, 2 n + 1 for the rejected one
-    keys_A: Tensor  # int64 hash of the tokens of a pair
+    targets_P: Array  # int64 ids of these tokens
+    sides_P: Array  # int64: 2 n for the chosen answer of pair n, 2 n + 1 for the rejected one
+    keys_A: Array  # int64 hash of the tokens of a pair
     # float64 log-probabilities of the answers by the model that training began with. None: unknown
-    reference_A2: Tensor | None = None
-
-    def to(self, device: torch.device, *, non_blocking: bool = True) -> Self:
-        """Returns the pairs on `device`, copied asynchronously from pinned memory."""
-        return replace(self, **_changed(self, lambda part: part.to(device, non_blocking=non_blocking)))
-
-    def pin_memory(self) -> Self:
-        """Returns the pairs in pinned memory."""
-        return replace(self, **_changed(self, lambda part: part.pin_memory()))
+    reference_A2: Array | None = None
 
 
 @dataclass(frozen=True, slots=True)
-class Batch(StackRows):
-    """One micro-batch of one rank.
+class Batch(StackRows[Array]):
+    """One micro-batch of one rank: in numpy as an objective makes it, then in torch for the model.
 
     Attributes:
-        targets_BT: int64 ids to predict at each position; IGNORE_INDEX where there is no loss.
+        targets_BT: int64 ids to predict at each position, or numbers whose meaning the row maker of
+            the objective defines; IGNORE_INDEX where there is no loss.
         target_positions_P: int64, ascending: indices into the flattened `targets_BT` that have a
             loss, where they are few: the head is computed there only. None: all.
         mixed_P2: fp32; a second target of each of these positions, an id, and its share of the loss.
@@ -212,26 +197,39 @@ class Batch(StackRows):
             are not limited to. None: none is sampled.
         source: Input of the encoder of a model with two stacks.
         pairs: Answers to compare; `targets_BT` then has 0 at the first token of each chosen one.
-        pixels_BCYX: Images, uint8 as decoded, or floating point as normalised by `model.input`.
-            None: the rows are text.
-        sources_B: int64 number of the mixture's source of each row. None: not from shards.
-        sample_ids: Identity of each row's sample, B integers, on the host. Empty without shards.
+        num_padding: Tokens of padding, in the source too.
     """
 
-    targets_BT: Tensor = field(metadata={"padding": IGNORE_INDEX})
+    targets_BT: Array = field(metadata={"padding": IGNORE_INDEX})
     _: KW_ONLY
-    target_positions_P: Tensor | None = None
-    mixed_P2: Tensor | None = None
-    draws_P: Tensor | None = None
-    source: StackRows | None = None
-    pairs: PairBatch | None = None
-    pixels_BCYX: Tensor | None = None
-    sources_B: Tensor | None = None
-    sample_ids: tuple[int, ...] = ()
+    target_positions_P: Array | None = field(default=None, metadata={"place": True})
+    mixed_P2: Array | None = None
+    draws_P: Array | None = None
+    source: StackRows[Array] | None = None
+    pairs: PairBatch[Array] | None = None
+    num_padding: int = 0
 
     def num_targets(self) -> int:
         """Returns the number of positions that have a loss. Host only: reads the tensor."""
-        return int((self.targets_BT != IGNORE_INDEX).sum())
+        targets_BT: Any = self.targets_BT
+        return int((targets_BT != IGNORE_INDEX).sum())
+
+    def sample_ids(self) -> list[int]:
+        """Returns the identity of each row's sample; empty without shards. Host only."""
+        ids_B: Any = self.sample_ids_B
+        return [] if ids_B is None else ids_B.tolist()
+
+    def num_tokens(self) -> int:
+        """Returns the tokens that the model reads: source and target, and no padding."""
+        stacks: list[StackRows[Any]] = [self] if self.source is None else [self, self.source]
+        return sum(math.prod(rows.tokens_BT.shape) for rows in stacks) - self.num_padding
+
+
+ModelRows = Batch[np.ndarray]
+"""A batch in numpy, whole rows."""
+
+RowMaker = Callable[[TokenRows], ModelRows]
+"""Makes of rows what a model reads and predicts: in the loader's threads, a pure function."""
 
 
 class ModelOutput(NamedTuple):

@@ -232,4 +232,4 @@ class _RowWriter:
         (short,) = np.nonzero(self._filled < self._length)
         padding = short * self._tokens.shape[1] + self._filled[short]
         starts = np.sort(np.concatenate((np.array(self._starts, dtype=np.int64), padding)))
-        return TokenRows(self._tokens, starts, self._filled, samples, self._loss_mask, self._labels)
+        return TokenRows(self._tokens, samples, starts, self._filled, self._loss_mask, self._labels)

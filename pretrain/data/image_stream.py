@@ -233,11 +233,11 @@ class _ImageRows:
         if self._captions is not None:
             tokens = self._captions[chosen]
         return TokenRows(
-            tokens=tokens,
+            tokens_BT=tokens,
             starts=np.flatnonzero(num_tokens) * labels.shape[1],
-            num_tokens=None if self._captions is None and num_tokens.all() else num_tokens,
-            sample_ids=self._samples[chosen],
-            labels=labels,
-            pixels=self._pixels[chosen],
-            mixed=None if self._mixed is None else self._mixed[chosen],
+            num_tokens_B=None if self._captions is None and num_tokens.all() else num_tokens,
+            sample_ids_B=self._samples[chosen],
+            labels_BT=labels,
+            pixels_BCYX=self._pixels[chosen],
+            mixed_B2=None if self._mixed is None else self._mixed[chosen],
         )

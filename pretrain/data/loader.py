@@ -14,30 +14,20 @@ own (`order.py`).
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass, fields, replace
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from pretrain.config.data import BatchPlan, StepRows
-from pretrain.data.mixture import RowSource, source_of
+from pretrain.data.mixture import RowSource
 from pretrain.data.order import NO_SKIPS, SkipRanges
 from pretrain.data.prefetch import Prefetcher
 from pretrain.data.stream import SplitStream
-from pretrain.rows import (
-    ModelRows,
-    PairRows,
-    RowMaker,
-    SourceRows,
-    TokenRows,
-    crop_rows,
-    cut_rows,
-    merge_rows,
-)
-from pretrain.types import Batch, Columns, PairBatch, StackRows
+from pretrain.rows import ArrayFields, TokenRows, crop_rows, cut_rows, merge_rows, move_places
+from pretrain.types import Batch, Columns, ModelRows, RowMaker, StackRowsT
 from pretrain.utils.rng import mix64
-
-Rows = TypeVar("Rows", bound=StackRows)
 
 # A digest of which samples a step trained on, equal for every world size.
 #
@@ -146,7 +136,7 @@ class StepBatch:
     @property
     def sample_ids(self) -> tuple[int, ...]:
         """Sample ids of this rank's rows, in order."""
-        return tuple(sample for batch in self.micro_batches for sample in batch.sample_ids)
+        return tuple(sample for batch in self.micro_batches for sample in batch.sample_ids())
 
 
 @dataclass(eq=False, repr=False)
@@ -234,12 +224,11 @@ class TrainLoader:
         read = crop_rows(rows) if self.crop else rows
         read = read if self.length_at is None else cut_rows(read, self.length_at(step))
         made = self.make_rows(read)
-        # A cut row has its id several times.
-        of_rows = made.sample_ids[:: len(made.sample_ids) // plan.micro]
         places = np.arange(first_row, first_row + plan.micro)
-        digest = digest_rows(of_rows, places)
-        pixel_digest = 0 if made.pixels is None else digest_rows(hash_pixels(made.pixels), places)
-        counted = (made.num_targets, made.num_tokens, count_skipped(rows))
+        digest = digest_rows(rows.sample_ids_B, places)
+        pixels = made.pixels_BCYX
+        pixel_digest = 0 if pixels is None else digest_rows(hash_pixels(pixels), places)
+        counted = (made.num_targets(), made.num_tokens(), count_skipped(rows))
         counts = StepCounts(*counted, digest, pixel_digest)
         if self.columns is not None and self.columns.rank:
             counts = StepCounts()  # the first of the ranks that share the rows has counted them
@@ -290,33 +279,24 @@ class ValidationLoader:
 
 def count_skipped(rows: TokenRows) -> int:
     """Returns the number of skipped rows of a training batch: those without a single token."""
-    return 0 if rows.num_tokens is None else int((rows.num_tokens == 0).sum())
+    return 0 if rows.num_tokens_B is None else int((rows.num_tokens_B == 0).sum())
 
 
 def build_batch(made: ModelRows, columns: Columns | None = None, *, pin_memory: bool = False) -> Batch:
     """Returns the tensors of an objective's rows, or of some columns of them."""
-    batch = Batch(
-        **_tensors(made),
-        source=None if made.source is None else StackRows(**_tensors(made.source)),
-        pairs=None if made.pairs is None else PairBatch(**_tensors(made.pairs)),
-        sources_B=torch.from_numpy(source_of(made.sample_ids)),
-        sample_ids=tuple(made.sample_ids.tolist()),
-    )
+    batch: Batch = _tensors(made)
     if columns is not None:
         batch = cut_columns(batch, columns)
     return batch.pin_memory() if pin_memory else batch
 
 
-def _tensors(rows: ModelRows | SourceRows | PairRows) -> dict[str, Any]:
-    tensors = {}
-    for one in fields(rows):
-        array = getattr(rows, one.name)
-        if array is not None and "tensor" in one.metadata:
-            tensors[one.metadata["tensor"]] = torch.from_numpy(np.ascontiguousarray(array))
-    return tensors
+def _tensors(part: Any) -> Any:
+    if isinstance(part, ArrayFields):
+        return part.changed(_tensors)
+    return torch.from_numpy(np.ascontiguousarray(part))
 
 
-def cut_columns(rows: Rows, columns: Columns) -> Rows:
+def cut_columns(rows: StackRowsT, columns: Columns) -> StackRowsT:
     """Returns the columns that a rank has of whole text rows on the host, a batch or its source.
 
     Rows are padded to equal parts: padding is no target, and no token of the row sees it.
@@ -331,14 +311,13 @@ def cut_columns(rows: Rows, columns: Columns) -> Rows:
     for name, whole_BT in rows.along("BT").items():
         cut = columns.fill if rules[name].get("whole") else columns.take
         changed[name] = cut(whole_BT, rules[name].get("padding", 0))
-    if isinstance(rows, Batch) and rows.target_positions_P is not None:
-        width = columns.width(length)
-        row_P = rows.target_positions_P // length
-        column_P = rows.target_positions_P % length
-        here_P = column_P // width == columns.rank
-        for name, whole_P in rows.along("P").items():
-            changed[name] = whole_P[here_P]
-        changed["target_positions_P"] = row_P[here_P] * width + column_P[here_P] % width
+    first, width = columns.rank * columns.width(length), columns.width(length)
+
+    def move(row_P: Tensor, column_P: Tensor) -> Tensor:
+        is_here_P = (column_P >= first) & (column_P < first + width)
+        return torch.where(is_here_P, row_P * width + column_P - first, -1)
+
+    changed |= move_places(rows, move)
     if isinstance(rows, Batch) and rows.source is not None:
         changed["source"] = cut_columns(rows.source, columns)
     return replace(rows, **changed)

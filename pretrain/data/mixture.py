@@ -27,12 +27,12 @@ from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
 from math import ceil, floor, inf, lcm
-from typing import NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
 from pretrain.errors import ConfigError
-from pretrain.rows import TokenRows, merge_rows
+from pretrain.rows import Array, TokenRows, merge_rows
 
 NEVER = inf
 MAX_PERIOD = 1_000_000
@@ -285,11 +285,14 @@ class MixtureStream:
             (rows,) = np.nonzero(sources == source)
             # Consecutive positions of the run hold consecutive samples of each source.
             part = self._sources[source].read(range(int(places[rows[0]]), int(places[rows[-1]]) + 1))
-            parts.append(replace(part, sample_ids=part.sample_ids + (source << (63 - SOURCE_BITS))))
+            ids_B = part.sample_ids_B + (source << (63 - SOURCE_BITS))
+            parts.append(replace(part, sample_ids_B=ids_B))
             order.append(rows)
         return merge_rows(parts, np.concatenate(order))
 
 
-def source_of(sample_ids: np.ndarray) -> np.ndarray:
+def source_of(sample_ids: Array) -> Array:
     """Returns the source of each sample of a mixture, int64."""
-    return sample_ids >> (63 - SOURCE_BITS)
+    ids: Any = sample_ids
+    sources: Array = ids >> (63 - SOURCE_BITS)
+    return sources

@@ -193,7 +193,7 @@ class _RowCopier:
         if self._starts:
             shifts = np.repeat(self._shifts, [len(part) for part in self._starts])
             starts = np.add(np.concatenate(self._starts), shifts, dtype=np.int64)
-        return TokenRows(tokens.reshape(-1, self._width), starts, num_tokens, sample_ids)
+        return TokenRows(tokens.reshape(-1, self._width), sample_ids, starts, num_tokens)
 
 
 class SourceStreams:

@@ -70,20 +70,20 @@ class ImagesReport:
     def _rows(self) -> Iterator[dict[str, Any]]:
         rows = self.rows
         if self.captions is not None:
-            for sample, caption in zip(rows.sample_ids.tolist(), self.captions, strict=True):
+            for sample, caption in zip(rows.sample_ids_B.tolist(), self.captions, strict=True):
                 yield {"sample": sample, "caption": caption}
             return
-        assert rows.labels is not None
-        for place, label in enumerate(rows.labels[:, 0].tolist()):
+        assert rows.labels_BT is not None
+        for place, label in enumerate(rows.labels_BT[:, 0].tolist()):
             shares = {}
             if label >= 0:
                 shares[self.labels[label]] = 1.0
-                second, share = (0, 0.0) if rows.mixed is None else rows.mixed[place].tolist()
+                second, share = (0, 0.0) if rows.mixed_B2 is None else rows.mixed_B2[place].tolist()
                 if share:
                     other = self.labels[int(second)]
                     shares[self.labels[label]] -= share
                     shares[other] = shares.get(other, 0.0) + share
-            yield {"sample": int(rows.sample_ids[place]), "labels": shares}
+            yield {"sample": int(rows.sample_ids_B[place]), "labels": shares}
 
     def write(self, path: Path) -> str:
         """Writes the contact sheet; returns a line about it. Raises: ConfigError, DiskError."""
@@ -91,7 +91,7 @@ class ImagesReport:
 
         if path.suffix.lower() != ".png":
             raise ConfigError(f"--output {path.name}: a contact sheet is a .png", fix="name it so")
-        pixels = self.rows.pixels
+        pixels = self.rows.pixels_BCYX
         assert pixels is not None and len(pixels)
         side = pixels.shape[-1]
         cell = side * math.ceil(LEAST_CELL / side)
@@ -136,8 +136,8 @@ def wrap_words(text: str, width: float, length_of: Callable[[str], float]) -> li
 
 def decode_captions(rows: TokenRows, tokenizer: Tokenizer) -> list[str]:
     """Returns the text of each row; empty for an image that could not be read."""
-    assert rows.num_tokens is not None, "rows of captions are padded"
-    pairs = zip(rows.tokens.tolist(), rows.num_tokens.tolist(), strict=True)
+    assert rows.num_tokens_B is not None, "rows of captions are padded"
+    pairs = zip(rows.tokens_BT.tolist(), rows.num_tokens_B.tolist(), strict=True)
     return tokenizer.decode_batch([tokens[:length] for tokens, length in pairs])
 
 

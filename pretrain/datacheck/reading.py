@@ -195,18 +195,18 @@ def _leave_out(shards: ShardSet, lengths: RowLengths, token_sum: int) -> tuple[i
 
 def _owned_by_samples(num_tokens: int, seq_len: int, rows: TokenRows) -> Columns:
     """Returns the epoch's inputs: the tokens behind them in its last row are the next epoch's."""
-    remaining = num_tokens - rows.sample_ids * seq_len
+    remaining = num_tokens - rows.sample_ids_B * seq_len
     return np.zeros_like(remaining), np.clip(remaining, 0, seq_len)
 
 
 def _owned_by_windows(rows: TokenRows) -> Columns:
     """Returns the targets, and the first token of all, which is no target."""
-    assert rows.num_tokens is not None, "windows count their real tokens"
-    return (rows.sample_ids > 0).astype(np.int64), rows.num_tokens
+    assert rows.num_tokens_B is not None, "windows count their real tokens"
+    return (rows.sample_ids_B > 0).astype(np.int64), rows.num_tokens_B
 
 
 def _owned_by_documents(num_samples: int, rows: TokenRows) -> Columns:
     """Returns whole documents: a token beyond the row, the target of its last, is the next's."""
-    assert rows.num_tokens is not None, "rows of documents count their real tokens"
-    num_tokens = np.where(rows.sample_ids < num_samples, rows.num_tokens, 0)
-    return np.zeros_like(num_tokens), np.minimum(num_tokens, rows.tokens.shape[1] - 1)
+    assert rows.num_tokens_B is not None, "rows of documents count their real tokens"
+    num_tokens = np.where(rows.sample_ids_B < num_samples, rows.num_tokens_B, 0)
+    return np.zeros_like(num_tokens), np.minimum(num_tokens, rows.tokens_BT.shape[1] - 1)

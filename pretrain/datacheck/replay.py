@@ -141,9 +141,9 @@ def _read_parts(course: ReadingPlan, world_size: int, steps: range, limit: int, 
             return _Part(np.empty(0, np.int64), 0, 0, RowHashes())
         part = read(positions)
         low, high = course.owned(part)
-        columns = np.arange(part.tokens.shape[1])
-        owned = part.tokens[(columns >= low[:, None]) & (columns < high[:, None])]
-        return _Part(part.sample_ids, len(owned), sums(owned), hash_rows(part))
+        columns = np.arange(part.tokens_BT.shape[1])
+        owned = part.tokens_BT[(columns >= low[:, None]) & (columns < high[:, None])]
+        return _Part(part.sample_ids_B, len(owned), sums(owned), hash_rows(part))
 
     prefetcher = Prefetcher(read_part, depth=PREFETCH, workers=THREADS)
     try:

@@ -20,8 +20,9 @@ from pretrain.objective import build_rows
 from pretrain.objective.mixed import draw_parts
 from pretrain.objective.row_maker import RowContext
 from pretrain.objective.token_kinds import TokenKind, target_kinds
-from pretrain.rows import IGNORE_INDEX, ModelRows, TokenRows, Vocabulary, select_rows
+from pretrain.rows import IGNORE_INDEX, TokenRows, Vocabulary, select_rows
 from pretrain.tokenizer.encoder import display_tokens
+from pretrain.types import ModelRows
 
 HIDDEN = (TokenKind.MASKED, TokenKind.REPLACED)
 """Kinds with another token in the place."""
@@ -94,7 +95,7 @@ def describe_rows(
         ConfigError: The tokenizer lacks a token that the objective needs.
     """
     make_rows = build_rows(config, context)
-    ids = rows.sample_ids
+    ids = rows.sample_ids_B
     writer = _RowWriter(context, tokenizer, names)
     shown = []
     for number, kind in enumerate(draw_parts(config.weights, "objective", context.seed, ids)):
@@ -118,23 +119,23 @@ class _RowWriter:
         read = self._parts(target)
         sources = {} if source is None else self._parts(source)
         numbers = sorted(read.keys() | sources.keys())
-        width = raw.tokens.shape[1]
-        filled = width if raw.num_tokens is None else int(raw.num_tokens[0])
+        width = raw.tokens_BT.shape[1]
+        filled = width if raw.num_tokens_B is None else int(raw.num_tokens_B[0])
         goes_on = filled == width and width - 1 not in raw.starts
         # Where the head is computed at some places only, a place predicts itself, not the next.
-        predicts_next = source is None and made.target_positions is None
+        predicts_next = source is None and made.target_positions_P is None
         beyond = target.targets[target.filled - 1 : target.filled] if predicts_next else []
         shown = display_tokens(self._tokenizer, [number for number in beyond if number >= 0])
-        (start,) = display_tokens(self._tokenizer, [int(made.inputs[0, 0])])
+        (start,) = display_tokens(self._tokenizer, [int(made.tokens_BT[0, 0])])
         return ShownRow(
-            sample_id=int(made.sample_ids[0]),
+            sample_id=made.sample_ids()[0],
             objective=task.kind,
             denoiser=_note_of(made, task, self._context.seed),
             num_tokens=len(target.tokens),
             num_source_tokens=None if source is None else len(source.tokens),
             num_padding=len(target.tokens) - target.filled,
             num_source_padding=None if source is None else len(source.tokens) - source.filled,
-            num_targets=made.num_targets,
+            num_targets=made.num_targets(),
             starts_inside=filled > 0 and 0 not in raw.starts,
             beyond="".join(shown) or None,
             starts_with=None if source is None else start,
@@ -228,10 +229,10 @@ class _Side:
 
 def _split_sides(raw: TokenRows, made: ModelRows, kinds: Sequence[TokenKind]) -> tuple[_Side, _Side | None]:
     """Returns the sides of the decoder (or the only stack) and of the encoder."""
-    inputs = made.inputs[0].tolist()
-    targets = made.targets[0].tolist()
-    documents = _first(made.documents, np.zeros(len(inputs), np.int32))
-    positions = _first(made.positions, np.arange(len(inputs)))
+    inputs = made.tokens_BT[0].tolist()
+    targets = made.targets_BT[0].tolist()
+    documents = _first(made.documents_BT, np.zeros(len(inputs), np.int32))
+    positions = _first(made.positions_BT, np.arange(len(inputs)))
     if made.source is None:
         columns = zip(inputs, targets, kinds, strict=True)
         tokens = [target if kind in HIDDEN else token for token, target, kind in columns]
@@ -243,9 +244,9 @@ def _split_sides(raw: TokenRows, made: ModelRows, kinds: Sequence[TokenKind]) ->
     tokens = [f if t == IGNORE_INDEX else t for t, f in zip(targets, following, strict=True)]
     filled = _count_filled(None if raw.source is None else raw, documents)
     target = _Side(tokens, inputs, targets, kinds, documents, positions, filled)
-    read = made.source.tokens[0].tolist()
-    documents = _first(made.source.documents, np.zeros(len(read), np.int32))
-    positions = _first(made.source.positions, np.arange(len(read)))
+    read = made.source.tokens_BT[0].tolist()
+    documents = _first(made.source.documents_BT, np.zeros(len(read), np.int32))
+    positions = _first(made.source.positions_BT, np.arange(len(read)))
     filled = _count_filled(raw.source, documents)
     kinds = [TokenKind.SOURCE] * len(read)
     return target, _Side(read, read, [], kinds, documents, positions, filled)
@@ -259,5 +260,5 @@ def _count_filled(side: TokenRows | None, documents: np.ndarray) -> int:
     """Returns the tokens of one of two sides that are no padding; `side` is None for no pairs."""
     if side is None:
         return int((documents >= 0).sum())
-    assert side.num_tokens is not None, "rows of pairs are padded"
-    return min(int(side.num_tokens[0]), len(documents))
+    assert side.num_tokens_B is not None, "rows of pairs are padded"
+    return min(int(side.num_tokens_B[0]), len(documents))

@@ -30,12 +30,12 @@ from pretrain.kinds.objectives import OBJECTIVES, objective_of_model
 from pretrain.objective import build_rows
 from pretrain.objective.preferences import add_reference, read_table
 from pretrain.resolve import build_context, fill_special
-from pretrain.rows import RowMaker
 from pretrain.shards.dataset import DataSource, open_dataset
 from pretrain.shards.index import data_hash
 from pretrain.shards.store import ShardStore
 from pretrain.tokenizer.file import parse_tokenizer
 from pretrain.tokenizer.released import compare_texts, probe_texts
+from pretrain.types import RowMaker
 
 DEFAULT_SEQ_LEN = 1024
 DEFAULT_SEED = 1234

@@ -20,7 +20,8 @@ from pretrain.evaluation.bootstrap import Difference, compare_means
 from pretrain.evaluation.distributed import gather_batches
 from pretrain.model import Transformer
 from pretrain.objective import Loss, LossOutput
-from pretrain.types import IGNORE_INDEX, Batch, ModelOutput, PairBatch
+from pretrain.rows import IGNORE_INDEX, move_places
+from pretrain.types import Batch, ModelOutput
 
 
 class HasLoss(Protocol):
@@ -148,23 +149,16 @@ class _ReadRow:
 
 def _one_row(batch: Batch, row: int) -> Batch:
     """Returns one row of a batch without its source, which has been read."""
-    one = {name: tensor[row : row + 1] for name, tensor in batch.along("B").items()}
-    if batch.target_positions_P is not None:
-        # Positions of the flattened batch become those of the row.
-        width = batch.targets_BT.shape[1]
-        positions_P = batch.target_positions_P - row * width
-        own_P = (positions_P >= 0) & (positions_P < width)
-        one |= {name: tensor[own_P] for name, tensor in batch.along("P").items()}
-        one["target_positions_P"] = positions_P[own_P]
+    one: dict[str, Any] = {name: tensor[row : row + 1] for name, tensor in batch.along("B").items()}
+    one |= move_places(batch, lambda row_P, column_P: torch.where(row_P == row, column_P, -1))
     if (pairs := batch.pairs) is not None:
         first = int((batch.targets_BT[:row] != IGNORE_INDEX).sum())
         end = first + int((batch.targets_BT[row] != IGNORE_INDEX).sum())
         own_P = (pairs.sides_P >= 2 * first) & (pairs.sides_P < 2 * end)
-        reference_A2 = None if pairs.reference_A2 is None else pairs.reference_A2[first:end]
-        sides_P = pairs.sides_P[own_P] - 2 * first
-        pairs = PairBatch(pairs.targets_P[own_P], sides_P, pairs.keys_A[first:end], reference_A2)
-    ids = batch.sample_ids[row : row + 1]
-    return replace(batch, **one, source=None, pairs=pairs, on_host=None, sample_ids=ids)
+        cut = {name: tensor[own_P] for name, tensor in pairs.along("P").items()}
+        cut |= {name: tensor[first:end] for name, tensor in pairs.along("A").items()}
+        pairs = replace(pairs, **cut | {"sides_P": cut["sides_P"] - 2 * first})
+    return replace(batch, **one, source=None, pairs=pairs, on_host=None)
 
 
 @dataclass(frozen=True, slots=True)

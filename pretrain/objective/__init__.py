@@ -9,7 +9,7 @@ from pretrain.kinds.objectives import OBJECTIVES
 from pretrain.objective.loss import Loss, LossOutput
 from pretrain.objective.mixed import mix
 from pretrain.objective.row_maker import RowContext
-from pretrain.rows import RowMaker
+from pretrain.types import RowMaker
 
 
 def build_rows(config: ObjectiveConfig, context: RowContext) -> RowMaker:

@@ -33,14 +33,8 @@ from pretrain.kinds.layouts.choices import CHOICE_BEGINS, CHOICE_IS_FIRST, CHOIC
 from pretrain.objective.loss import LossOutput, Model
 from pretrain.objective.row_maker import RowContext, count_padding, place_documents
 from pretrain.objective.token_kinds import TokenKind
-from pretrain.rows import (
-    IGNORE_INDEX,
-    ModelRows,
-    RowMaker,
-    TokenRows,
-    Vocabulary,
-)
-from pretrain.types import Batch
+from pretrain.rows import IGNORE_INDEX, TokenRows, Vocabulary
+from pretrain.types import Batch, ModelRows, RowMaker
 
 
 def build_answers(section: None, context: RowContext) -> RowMaker:
@@ -50,11 +44,11 @@ def build_answers(section: None, context: RowContext) -> RowMaker:
 
 def answer_rows(rows: TokenRows) -> ModelRows:
     """Makes rows of questions: a target at the first token of each document, and three places."""
-    assert rows.labels is not None and rows.num_tokens is not None, "marked and padded"
-    marks = rows.labels[:, :-1].ravel()
-    width = rows.tokens.shape[1]
+    assert rows.labels_BT is not None and rows.num_tokens_B is not None, "marked and padded"
+    marks = rows.labels_BT[:, :-1].ravel()
+    width = rows.tokens_BT.shape[1]
     row, column = np.divmod(rows.starts, width)
-    is_document = column < rows.num_tokens[row]  # the last start of a row is that of its padding
+    is_document = column < rows.num_tokens_B[row]  # the last start of a row is that of its padding
     first = row[is_document] * (width - 1) + column[is_document]
     in_text = marks != IGNORE_INDEX
     bits = (ANSWER_BEGINS, ANSWER_ENDS)
@@ -71,8 +65,8 @@ def build_choices(section: None, context: RowContext) -> RowMaker:
 
 def choice_rows(rows: TokenRows) -> ModelRows:
     """Makes rows of choices: a target at the first token of the first choice of each question."""
-    assert rows.labels is not None and rows.num_tokens is not None, "marked and padded"
-    marks = rows.labels[:, :-1].ravel()
+    assert rows.labels_BT is not None and rows.num_tokens_B is not None, "marked and padded"
+    marks = rows.labels_BT[:, :-1].ravel()
     begins = np.flatnonzero((marks != IGNORE_INDEX) & (marks & CHOICE_BEGINS > 0))
     (first,) = np.nonzero(marks[begins] & CHOICE_IS_FIRST)
     (right,) = np.nonzero(marks[begins] & CHOICE_IS_RIGHT)
@@ -88,22 +82,21 @@ def _place(
     places: np.ndarray,
 ) -> ModelRows:
     """Returns rows of documents of two texts that begin at `first`, with targets at `asked`."""
-    assert rows.labels is not None
-    inputs = rows.tokens[:, :-1].astype(np.int64)
+    assert rows.labels_BT is not None
+    inputs = rows.tokens_BT[:, :-1].astype(np.int64)
     all_targets = np.full(inputs.size, IGNORE_INDEX, dtype=np.int64)
     all_targets[asked] = targets
-    is_second = rows.labels[:, :-1].ravel() != IGNORE_INDEX
+    is_second = rows.labels_BT[:, :-1].ravel() != IGNORE_INDEX
     is_second[first] = False
     positions, documents = place_documents(rows, document_mask=True)
-    return ModelRows(
-        inputs=inputs,
-        targets=all_targets.reshape(inputs.shape),
-        num_targets=len(asked),
-        sample_ids=rows.sample_ids,
-        positions=positions,
-        documents=documents,
-        target_positions=places,
-        token_types=is_second.reshape(inputs.shape).astype(np.int64),
+    return Batch(
+        inputs,
+        all_targets.reshape(inputs.shape),
+        **rows.carried(),
+        positions_BT=positions,
+        documents_BT=documents,
+        target_positions_P=places,
+        token_types_BT=is_second.reshape(inputs.shape).astype(np.int64),
         num_padding=count_padding(rows, inputs.shape[1]),
     )
 
@@ -189,22 +182,22 @@ def sum_choice_loss(model: Model, batch: Batch) -> LossOutput:
 
 def answer_kinds(rows: ModelRows, section: None, vocabulary: Vocabulary) -> list[TokenKind]:
     """Returns the kinds of the tokens of a row of answers in texts, for `pretrain data show`."""
-    assert rows.target_positions is not None
-    kinds = [TokenKind.CONTEXT] * rows.inputs.shape[1]
-    for _, begin, end in rows.target_positions.reshape(-1, 3).tolist():
+    assert rows.target_positions_P is not None
+    kinds = [TokenKind.CONTEXT] * rows.tokens_BT.shape[1]
+    for _, begin, end in rows.target_positions_P.reshape(-1, 3).tolist():
         kinds[begin : end + 1] = [TokenKind.ANSWER] * (end + 1 - begin)
     return kinds
 
 
 def choice_kinds(rows: ModelRows, section: None, vocabulary: Vocabulary) -> list[TokenKind]:
     """Returns the kinds of the tokens of a row of choices, for `pretrain data show`."""
-    assert rows.target_positions is not None and rows.token_types is not None
-    targets = rows.targets[0].tolist()
+    assert rows.target_positions_P is not None and rows.token_types_BT is not None
+    targets = rows.targets_BT[0].tolist()
     kinds = [TokenKind.CONTEXT] * len(targets)
     right = -1
-    begins = rows.target_positions.tolist()
+    begins = rows.target_positions_P.tolist()
     for number, (begin, end) in enumerate(pairwise([*begins, len(targets)])):
         right = right if targets[begin] == IGNORE_INDEX else number + targets[begin]
-        for place in begin + np.flatnonzero(rows.token_types[0, begin:end]):
+        for place in begin + np.flatnonzero(rows.token_types_BT[0, begin:end]):
             kinds[place] = TokenKind.CHOSEN if number == right else TokenKind.REJECTED
     return kinds

@@ -14,7 +14,8 @@ from functools import partial
 import numpy as np
 
 from pretrain.objective.row_maker import RowContext, count_padding, number_documents, real_tokens
-from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, TokenRows
+from pretrain.rows import IGNORE_INDEX, TokenRows
+from pretrain.types import Batch, ModelRows, RowMaker
 from pretrain.utils.rng import draw_uniform
 
 
@@ -35,11 +36,10 @@ def causal_rows(rows: TokenRows, document_mask: bool, use_loss_mask: bool = True
     the rows are targets.
     """
     assert rows.source is None, "pairs need a model with an encoder"
-    num_rows, width = rows.tokens.shape
+    num_rows, width = rows.tokens_BT.shape
     seq_len = width - 1
-    inputs = rows.tokens[:, :-1].astype(np.int64)
-    targets = rows.tokens[:, 1:].astype(np.int64)
-    num_ignored = 0
+    inputs = rows.tokens_BT[:, :-1].astype(np.int64)
+    targets = rows.tokens_BT[:, 1:].astype(np.int64)
     # None: a row is one document, without arrays of the size of the batch.
     positions = documents = None
     if document_mask and len(rows.starts):
@@ -47,25 +47,20 @@ def causal_rows(rows: TokenRows, document_mask: bool, use_loss_mask: bool = True
         border = column > 0
         row, column = row[border], column[border]
         targets[row, column - 1] = IGNORE_INDEX
-        num_ignored = len(row)
         inside = column < seq_len
         if inside.any():
             positions, documents = number_documents(row[inside], column[inside], num_rows, seq_len)
-    loss_mask = rows.loss_mask if use_loss_mask else None
-    if rows.num_tokens is not None:
-        padded = np.arange(1, width) >= rows.num_tokens[:, None]
+    if rows.num_tokens_B is not None:
+        padded = np.arange(1, width) >= rows.num_tokens_B[:, None]
         targets[padded] = IGNORE_INDEX
-    if loss_mask is not None:
-        targets[~loss_mask[:, 1:]] = IGNORE_INDEX
-    if rows.num_tokens is not None or loss_mask is not None:
-        num_ignored = int((targets == IGNORE_INDEX).sum())
-    return ModelRows(
-        inputs=inputs,
-        targets=targets,
-        num_targets=targets.size - num_ignored,
-        sample_ids=rows.sample_ids,
-        positions=positions,
-        documents=documents,
+    if use_loss_mask and rows.loss_mask_BT is not None:
+        targets[~rows.loss_mask_BT[:, 1:]] = IGNORE_INDEX
+    return Batch(
+        inputs,
+        targets,
+        **rows.carried(),
+        positions_BT=positions,
+        documents_BT=documents,
         num_padding=count_padding(rows, seq_len),
     )
 
@@ -86,11 +81,11 @@ def build_prefix(section: None, context: RowContext) -> RowMaker:
 def prefix_rows(rows: TokenRows, seed: int, document_mask: bool) -> ModelRows:
     """Makes rows whose documents begin with a prefix without loss; `seed` is the run's."""
     whole = causal_rows(rows, document_mask)
-    num_rows, seq_len = whole.inputs.shape
+    num_rows, seq_len = whole.tokens_BT.shape
     columns = np.arange(seq_len)
-    positions = whole.positions
+    positions = whole.positions_BT
     if positions is None:
-        positions = np.broadcast_to(columns, whole.inputs.shape)
+        positions = np.broadcast_to(columns, whole.tokens_BT.shape)
     first = columns - positions
     real = real_tokens(rows, seq_len)
     # Lengths of documents, at their first column: the largest position plus 1.
@@ -98,10 +93,9 @@ def prefix_rows(rows: TokenRows, seed: int, document_mask: bool) -> ModelRows:
     row = np.repeat(np.arange(num_rows), seq_len)
     reached = positions + 1 if real is None else (positions + 1) * real
     np.maximum.at(lengths, (row, first.ravel()), reached.ravel())
-    number = draw_uniform("prefix", seed, rows.sample_ids, seq_len)
+    number = draw_uniform("prefix", seed, rows.sample_ids_B, seq_len)
     at_first = np.minimum(1 + (number * (lengths - 1)).astype(np.int64), lengths - 1)
     prefix = positions < np.take_along_axis(at_first, first, axis=1)
-    targets = whole.targets.copy()
+    targets = whole.targets_BT.copy()
     targets[:, :-1][prefix[:, 1:]] = IGNORE_INDEX
-    num_targets = int((targets != IGNORE_INDEX).sum())
-    return replace(whole, targets=targets, num_targets=num_targets, prefix=prefix)
+    return replace(whole, targets_BT=targets, prefix_BT=prefix)

@@ -19,7 +19,8 @@ from pretrain.kinds.objectives.fim import FimConfig
 from pretrain.objective.causal import causal_rows
 from pretrain.objective.row_maker import RowContext, inner_starts
 from pretrain.objective.token_kinds import TokenKind
-from pretrain.rows import ModelRows, RowMaker, TokenRows, Vocabulary
+from pretrain.rows import TokenRows, Vocabulary
+from pretrain.types import ModelRows, RowMaker
 from pretrain.utils.rng import draw_uniform
 
 LEAST_TOKENS = 3
@@ -78,7 +79,7 @@ def rearrange(rows: TokenRows, config: FimConfig, marks: np.ndarray, context: Ro
     rearranged. `marks` are the ids that begin prefix, suffix and middle.
     """
     row_len = context.lengths.row
-    num_rows, width = len(rows.tokens), row_len + 3 * config.max_documents + 1
+    num_rows, width = len(rows.tokens_BT), row_len + 3 * config.max_documents + 1
     pieces = _find_pieces(rows, row_len, context.vocabulary.bos)
     moves = _draw_moves(pieces, rows, config, context)
     is_needed = ~((pieces.first == row_len) & np.append(False, moves.moved[:-1]))
@@ -92,24 +93,25 @@ def rearrange(rows: TokenRows, config: FimConfig, marks: np.ndarray, context: Ro
     part = (offset >= moves.cuts[:, piece]).sum(axis=0)
     result = np.full(num_rows * width, context.vocabulary.eos, dtype=np.int64)
     place = base[piece] + offset + moves.shifts[part, piece]
-    result[place] = rows.tokens[pieces.row[piece], pieces.first[piece] + offset]
+    result[place] = rows.tokens_BT[pieces.row[piece], pieces.first[piece] + offset]
     result[(base + moves.marks)[:, moves.moved]] = marks[:, None]
 
     filled = np.bincount(pieces.row, pieces.size + 3 * moves.moved, num_rows).astype(np.int64)
     (short,) = np.nonzero(filled < width - 1)
     starts = np.concatenate((base[pieces.begins], short * width + filled[short]))
-    return TokenRows(result.reshape(num_rows, width), np.sort(starts), filled, rows.sample_ids)
+    tokens = result.reshape(num_rows, width)
+    return TokenRows(tokens, **rows.carried(), starts=np.sort(starts), num_tokens_B=filled)
 
 
 def _find_pieces(rows: TokenRows, row_len: int, bos: int | None) -> _Pieces:
-    num_rows, width = rows.tokens.shape
+    num_rows, width = rows.tokens_BT.shape
     assert width == row_len + 1, "rows as they are read"
-    real = np.full(num_rows, width) if rows.num_tokens is None else rows.num_tokens
+    real = np.full(num_rows, width) if rows.num_tokens_B is None else rows.num_tokens_B
     every = np.arange(num_rows)
     inner_row, inner_column = inner_starts(rows, row_len)
     row = np.concatenate((every, inner_row, every))
     column = np.concatenate((np.zeros_like(every), inner_column, np.full(num_rows, row_len)))
-    after_bos = rows.starts[rows.tokens.ravel()[rows.starts] == bos] + 1
+    after_bos = rows.starts[rows.tokens_BT.ravel()[rows.starts] == bos] + 1
     bos_row, bos_column = np.divmod(after_bos[after_bos % width > 0], width)
     row, column = np.concatenate((row, bos_row)), np.concatenate((column, bos_column))
     borders = np.unique((row * width + column)[column < real[row]])
@@ -122,9 +124,9 @@ def _find_pieces(rows: TokenRows, row_len: int, bos: int | None) -> _Pieces:
 def _draw_moves(pieces: _Pieces, rows: TokenRows, config: FimConfig, context: RowContext) -> _Moves:
     """Draws the pieces to rearrange, and their cuts: each part has at least one token."""
     number = _sum_before(np.ones_like(pieces.row), pieces.row)
-    drawn = draw_uniform("fim", context.seed, rows.sample_ids, 4 * (int(number.max(initial=0)) + 1))
+    drawn = draw_uniform("fim", context.seed, rows.sample_ids_B, 4 * (int(number.max(initial=0)) + 1))
     chance, left, right, which = drawn.reshape(len(drawn), -1, 4)[pieces.row, number].T
-    ends = rows.tokens[pieces.row, pieces.first + pieces.size - 1] == context.vocabulary.eos
+    ends = rows.tokens_BT[pieces.row, pieces.first + pieces.size - 1] == context.vocabulary.eos
     movable = pieces.size - ends
     wanted = (chance < config.rate) & (movable >= LEAST_TOKENS)
     moved = wanted & (_sum_before(wanted, pieces.row) < config.max_documents)
@@ -154,7 +156,7 @@ def _sum_before(values: np.ndarray, row: np.ndarray) -> np.ndarray:
 def rearranged_kinds(rows: ModelRows, section: FimConfig, vocabulary: Vocabulary) -> list[TokenKind]:
     """Returns the kinds of the tokens of a row, for `pretrain data show`: parts of rearranged documents."""
     marks = [vocabulary.named[token] for token in section.tokens]
-    ids = rows.inputs[0].tolist()
+    ids = rows.tokens_BT[0].tolist()
     kinds = [TokenKind.TEXT] * len(ids)
     for first, end in document_borders(rows):
         at = [place for place in range(first, end) if ids[place] in marks]
@@ -170,6 +172,8 @@ def rearranged_kinds(rows: ModelRows, section: FimConfig, vocabulary: Vocabulary
 
 def document_borders(rows: ModelRows) -> list[tuple[int, int]]:
     """Returns the range [first, end) of each document of one row."""
-    length = rows.inputs.shape[1]
-    cuts = [] if rows.documents is None else (np.flatnonzero(np.diff(rows.documents[0])) + 1).tolist()
+    length = rows.tokens_BT.shape[1]
+    if rows.documents_BT is None:
+        return [(0, length)]
+    cuts = (np.flatnonzero(np.diff(rows.documents_BT[0])) + 1).tolist()
     return list(pairwise([0, *cuts, length]))

@@ -15,7 +15,8 @@ from pretrain.errors import ConfigError
 from pretrain.kinds.objectives.masked import MaskedConfig
 from pretrain.objective.row_maker import RowContext, count_padding, inner_starts, place_documents, real_tokens
 from pretrain.objective.token_kinds import TokenKind
-from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, TokenRows, Vocabulary
+from pretrain.rows import IGNORE_INDEX, TokenRows, Vocabulary
+from pretrain.types import Batch, ModelRows, RowMaker
 from pretrain.utils.rng import draw_uniform
 
 
@@ -49,12 +50,12 @@ def masked_rows(
     The vocabulary has `mask`, and for whole words `find_words`; `seed` is that of the run.
     """
     assert rows.source is None, "pairs are not masked"
-    seq_len = rows.tokens.shape[1] - 1
-    tokens = rows.tokens[:, :-1].astype(np.int64)
+    seq_len = rows.tokens_BT.shape[1] - 1
+    tokens = rows.tokens_BT[:, :-1].astype(np.int64)
     chosen = _draw_chosen(rows, tokens, config, vocabulary, seed)
     (ordinary,) = np.nonzero(~vocabulary.special)
-    fate = draw_uniform("masked fate", seed, rows.sample_ids, seq_len)[chosen]
-    other = draw_uniform("masked other", seed, rows.sample_ids, seq_len)[chosen]
+    fate = draw_uniform("masked fate", seed, rows.sample_ids_B, seq_len)[chosen]
+    other = draw_uniform("masked other", seed, rows.sample_ids_B, seq_len)[chosen]
     random_ids = ordinary[(other * len(ordinary)).astype(np.int64)]
     replaced = np.where(fate < config.random, random_ids, vocabulary.mask)
     inputs = tokens.copy()
@@ -65,18 +66,16 @@ def masked_rows(
 def _place(rows: TokenRows, inputs: np.ndarray, targets: np.ndarray, document_mask: bool) -> ModelRows:
     target_positions = np.flatnonzero(targets != IGNORE_INDEX)
     # Of images: one target a row.
-    mixed = None if rows.mixed is None else rows.mixed[target_positions // targets.shape[1]]
+    mixed = None if rows.mixed_B2 is None else rows.mixed_B2[target_positions // targets.shape[1]]
     positions, documents = place_documents(rows, document_mask)
-    return ModelRows(
-        inputs=inputs,
-        targets=targets,
-        num_targets=len(target_positions),
-        sample_ids=rows.sample_ids,
-        positions=positions,
-        documents=documents,
-        target_positions=target_positions,
-        pixels=rows.pixels,
-        mixed=mixed,
+    return Batch(
+        inputs,
+        targets,
+        **rows.carried(),
+        positions_BT=positions,
+        documents_BT=documents,
+        target_positions_P=target_positions,
+        mixed_P2=mixed,
         num_padding=count_padding(rows, inputs.shape[1]),
     )
 
@@ -85,7 +84,7 @@ def _draw_chosen(
     rows: TokenRows, tokens: np.ndarray, config: MaskedConfig, vocabulary: Vocabulary, seed: int
 ) -> np.ndarray:
     seq_len = tokens.shape[1]
-    number = draw_uniform("masked", seed, rows.sample_ids, seq_len)
+    number = draw_uniform("masked", seed, rows.sample_ids_B, seq_len)
     candidates = ~vocabulary.special[tokens]
     real = real_tokens(rows, seq_len)
     if real is not None:
@@ -116,17 +115,17 @@ def build_labels(section: None, context: RowContext) -> RowMaker:
 
 def label_rows(rows: TokenRows, document_mask: bool) -> ModelRows:
     """Makes inputs and targets of labelled rows; with the mask, documents do not see each other."""
-    assert rows.labels is not None, "the data are labelled"
-    inputs = rows.tokens[:, :-1].astype(np.int64)
-    return _place(rows, inputs, rows.labels[:, :-1].astype(np.int64), document_mask)
+    assert rows.labels_BT is not None, "the data are labelled"
+    inputs = rows.tokens_BT[:, :-1].astype(np.int64)
+    return _place(rows, inputs, rows.labels_BT[:, :-1].astype(np.int64), document_mask)
 
 
 def masked_kinds(rows: ModelRows, section: MaskedConfig, vocabulary: Vocabulary) -> list[TokenKind]:
     """Returns the kinds of the tokens of a masked row, for `pretrain data show`."""
-    assert rows.target_positions is not None
-    inputs, targets = rows.inputs[0].tolist(), rows.targets[0].tolist()
+    assert rows.target_positions_P is not None
+    inputs, targets = rows.tokens_BT[0].tolist(), rows.targets_BT[0].tolist()
     kinds = [TokenKind.TEXT] * len(inputs)
-    for place in rows.target_positions.tolist():
+    for place in rows.target_positions_P.tolist():
         if inputs[place] == targets[place]:
             kinds[place] = TokenKind.KEPT
         else:
@@ -136,4 +135,4 @@ def masked_kinds(rows: ModelRows, section: MaskedConfig, vocabulary: Vocabulary)
 
 def label_kinds(rows: ModelRows, section: None, vocabulary: Vocabulary) -> list[TokenKind]:
     """Returns the kinds of the tokens of a labelled row, for `pretrain data show`."""
-    return [TokenKind.TEXT if target == IGNORE_INDEX else TokenKind.LABELLED for target in rows.targets[0].tolist()]
+    return [TokenKind.TEXT if target == IGNORE_INDEX else TokenKind.LABELLED for target in rows.targets_BT[0].tolist()]

@@ -17,8 +17,8 @@ import torch
 from pretrain.kinds.objectives.masked_patches import MaskedPatchesConfig
 from pretrain.objective.loss import LossOutput, Model
 from pretrain.objective.row_maker import RowContext, count_padding
-from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, SourceRows, TokenRows
-from pretrain.types import Batch
+from pretrain.rows import IGNORE_INDEX, TokenRows
+from pretrain.types import Batch, ModelRows, RowMaker, StackRows
 from pretrain.utils.rng import draw_uniform
 
 
@@ -35,25 +35,23 @@ def hide_patches(rows: TokenRows, seed: int, num_read: int, before: int) -> Mode
     `num_read` vectors of a row are read, `before` of them come before its patches. An image that
     could not be read has no targets.
     """
-    num_rows, length = len(rows.tokens), rows.tokens.shape[1] - 1
-    numbers = draw_uniform("masked patches", seed, rows.sample_ids, length - before)
+    num_rows, length = len(rows.tokens_BT), rows.tokens_BT.shape[1] - 1
+    numbers = draw_uniform("masked patches", seed, rows.sample_ids_B, length - before)
     order = np.argsort(numbers, axis=1, kind="stable") + before
     visible = np.sort(order[:, : num_read - before], axis=1)
     hidden = order[:, num_read - before :]
-    if rows.num_tokens is not None:
-        hidden = hidden[rows.num_tokens > 0]
+    if rows.num_tokens_B is not None:
+        hidden = hidden[rows.num_tokens_B > 0]
     targets = np.full((num_rows, length), IGNORE_INDEX, dtype=np.int64)
-    kept = np.arange(num_rows) if rows.num_tokens is None else np.flatnonzero(rows.num_tokens)
+    kept = np.arange(num_rows) if rows.num_tokens_B is None else np.flatnonzero(rows.num_tokens_B)
     targets[kept[:, None], hidden] = 0
     places = np.concatenate([np.tile(np.arange(before), (num_rows, 1)), visible], axis=1)
-    return ModelRows(
-        inputs=np.zeros((num_rows, length), dtype=np.int64),
-        targets=targets,
-        num_targets=hidden.size,
-        sample_ids=rows.sample_ids,
-        target_positions=np.flatnonzero(targets != IGNORE_INDEX),
-        source=SourceRows(np.zeros_like(places), positions=places),
-        pixels=rows.pixels,
+    return Batch(
+        np.zeros((num_rows, length), dtype=np.int64),
+        targets,
+        **rows.carried(),
+        target_positions_P=np.flatnonzero(targets != IGNORE_INDEX),
+        source=StackRows(np.zeros_like(places), positions_BT=places),
         num_padding=count_padding(rows, length) + num_read * (num_rows - len(kept)),
     )
 

@@ -1,7 +1,9 @@
 """Mixtures of objectives, drawn by weight for each row from (seed, sample id). And UL2."""
 
 from collections.abc import Sequence
+from dataclasses import fields, replace
 from functools import partial
+from typing import Any
 
 import numpy as np
 
@@ -11,7 +13,8 @@ from pretrain.objective.row_maker import RowContext
 from pretrain.objective.seq2seq import start_of
 from pretrain.objective.span import check_tokens, denoise
 from pretrain.objective.token_kinds import TokenKind
-from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, SourceRows, TokenRows, Vocabulary, select_rows
+from pretrain.rows import TokenRows, Vocabulary, merge_rows, move_places, select_rows
+from pretrain.types import ModelRows, RowMaker, StackRowsT
 from pretrain.utils.rng import draw_uniform
 
 
@@ -28,11 +31,11 @@ def mix(
 
     def make(rows: TokenRows) -> ModelRows:
         assert rows.source is None, "objectives of pairs are not mixed"
-        chosen = draw_parts(weights, purpose, seed, rows.sample_ids)
+        chosen = draw_parts(weights, purpose, seed, rows.sample_ids_B)
         found = np.unique(chosen).tolist()
         parts = [makers[kind](select_rows(rows, chosen == kind)) for kind in found]
-        order = np.concatenate([np.flatnonzero(chosen == kind) for kind in found])
-        return merge(parts, np.argsort(order), lengths, fill)
+        places = np.concatenate([np.flatnonzero(chosen == kind) for kind in found])
+        return merge(parts, places, lengths, fill)
 
     return make
 
@@ -44,56 +47,35 @@ def draw_parts(weights: Sequence[float], purpose: str, seed: int, sample_ids: np
     return np.minimum(np.searchsorted(bounds, number, side="right"), len(weights) - 1)
 
 
-def merge(parts: Sequence[ModelRows], order: np.ndarray, lengths: RowLengths, fill: int) -> ModelRows:
-    """Concatenates rows, padded to the same length, and reorders them by `order`."""
-    sources = [part.source for part in parts if part.source is not None]
-    assert len(sources) in (0, len(parts)), "objectives of one run need the same stacks"
-    targets = _join([part.targets for part in parts], order, lengths.target, IGNORE_INDEX)
-    prefix = target_positions = source = None
-    if any(part.prefix is not None for part in parts):
-        prefixes = [np.zeros_like(x.inputs, dtype=bool) if x.prefix is None else x.prefix for x in parts]
-        prefix = _join(prefixes, order, lengths.target, False)
-    if all(part.target_positions is not None for part in parts):
-        target_positions = np.flatnonzero(targets != IGNORE_INDEX)
-    placed = [(part.inputs, part.positions, part.documents) for part in parts]
-    inputs, positions, documents = _join_placed(placed, order, lengths.target, fill)
-    num_padding = inputs.size + sum(part.num_padding - part.inputs.size for part in parts)
-    if sources:
-        assert lengths.source is not None
-        placed = [(part.tokens, part.positions, part.documents) for part in sources]
-        source = SourceRows(*_join_placed(placed, order, lengths.source, fill))
-        num_padding += source.tokens.size - sum(part.tokens.size for part in sources)
-    return ModelRows(
-        inputs=inputs,
-        targets=targets,
-        num_targets=sum(part.num_targets for part in parts),
-        sample_ids=np.concatenate([part.sample_ids for part in parts])[order],
-        positions=positions,
-        documents=documents,
-        prefix=prefix,
-        target_positions=target_positions,
-        source=source,
-        num_padding=num_padding,
-    )
+def merge(parts: Sequence[ModelRows], places: np.ndarray, lengths: RowLengths, fill: int) -> ModelRows:
+    """Puts the rows of all parts, one after another, at `places`, padded to the same length."""
+    assert all(part.pairs is None for part in parts), "pairs of answers are not mixed"
+    padded = []
+    for part in parts:
+        source = part.source
+        if source is not None:
+            assert lengths.source is not None
+            source = _pad(source, lengths.source, fill)
+        padded.append(replace(_pad(part, lengths.target, fill), source=source, num_padding=0))
+    whole = merge_rows(padded, places)
+    return replace(whole, num_padding=whole.num_tokens() - sum(part.num_tokens() for part in parts))
 
 
-_Placed = tuple[np.ndarray, np.ndarray | None, np.ndarray | None]
-"""Tokens, positions and document numbers."""
-
-
-def _join_placed(parts: Sequence[_Placed], order: np.ndarray, length: int, fill: int) -> _Placed:
-    """Joins all three; (tokens, None, None) if all rows are single documents without padding."""
-    joined = _join([tokens for tokens, _, _ in parts], order, length, fill)
-    if all(documents is None and tokens.shape[1] == length for tokens, _, documents in parts):
-        return joined, None, None
-    positions = [np.indices(x.shape)[1] if found is None else found for x, found, _ in parts]
-    documents = [np.zeros_like(x, dtype=np.int32) if found is None else found for x, _, found in parts]
-    return joined, _join(positions, order, length, 0), _join(documents, order, length, -1)
-
-
-def _join(arrays: Sequence[np.ndarray], order: np.ndarray, length: int, fill: int) -> np.ndarray:
-    padded = [np.pad(a, ((0, 0), (0, length - a.shape[1])), constant_values=fill) for a in arrays]
-    return np.concatenate(padded)[order]
+def _pad(rows: StackRowsT, length: int, fill: int) -> StackRowsT:
+    """Lengthens rows by tokens `fill` of a document of their own, which no other token sees."""
+    missing = length - rows.tokens_BT.shape[1]
+    if not missing:
+        return rows
+    if rows.documents_BT is None:
+        rows = replace(rows, documents_BT=np.zeros(rows.tokens_BT.shape, np.int32))
+    if rows.positions_BT is None:
+        rows = replace(rows, positions_BT=np.indices(rows.tokens_BT.shape)[1])
+    padding = {one.name: one.metadata.get("padding", 0) for one in fields(rows)}
+    padding["tokens_BT"] = fill
+    changed: dict[str, Any] = move_places(rows, lambda row, column: row * length + column)
+    for name, array in rows.along("BT").items():
+        changed[name] = np.pad(array, ((0, 0), (0, missing)), constant_values=padding[name])
+    return replace(rows, **changed)
 
 
 # UL2: a mixture of denoisers, each marked by a mode token (Tay et al. 2023, 3.1).
@@ -123,7 +105,7 @@ def build_ul2(section: Ul2Config, context: RowContext) -> RowMaker:
 def describe_denoiser(rows: ModelRows, section: Ul2Config, seed: int) -> str:
     """Returns which denoiser one row was drawn for, in words."""
     weights = [denoiser.weight for denoiser in section.denoisers]
-    (number,) = draw_parts(weights, "denoiser", seed, rows.sample_ids)
+    (number,) = draw_parts(weights, "denoiser", seed, np.array(rows.sample_ids()))
     denoiser = section.denoisers[number]
     mode = f"{denoiser.mode}: " if denoiser.mode else ""
     if denoiser.prefix:
@@ -133,5 +115,5 @@ def describe_denoiser(rows: ModelRows, section: Ul2Config, seed: int) -> str:
 
 def denoised_kinds(rows: ModelRows, section: Ul2Config, vocabulary: Vocabulary) -> list[TokenKind]:
     """Returns the kinds of the tokens of a row of one stack, for `pretrain data show`."""
-    assert rows.prefix is not None
-    return [TokenKind.SOURCE if is_read else TokenKind.TARGET for is_read in rows.prefix[0].tolist()]
+    assert rows.prefix_BT is not None
+    return [TokenKind.SOURCE if is_read else TokenKind.TARGET for is_read in rows.prefix_BT[0].tolist()]

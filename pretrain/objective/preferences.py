@@ -11,7 +11,7 @@ the loss is the mean over pairs, and a pair is right where z > 0. Reported is th
 The reference is the model before its first step. Its log-probabilities are computed once
 (training/reference.py) and found by a hash of the pair's tokens, wherever its row is in the order:
 
-    ModelRows with keys  --add_reference(ReferenceTable)-->  with log-probabilities
+    rows with keys  --add_reference(ReferenceTable)-->  with log-probabilities
 
 The weight of a token's gradient is known when both answers have been read, so the head runs twice:
 without gradient for the sums, then for the gradient of the weighted sum of log-probabilities.
@@ -35,8 +35,8 @@ from pretrain.objective.causal import causal_rows
 from pretrain.objective.loss import LossOutput, Model, linear_cross_entropy
 from pretrain.objective.row_maker import RowContext
 from pretrain.objective.token_kinds import TokenKind
-from pretrain.rows import IGNORE_INDEX, ModelRows, PairRows, RowMaker, TokenRows, Vocabulary
-from pretrain.types import Batch
+from pretrain.rows import IGNORE_INDEX, TokenRows, Vocabulary
+from pretrain.types import Batch, ModelRows, PairBatch, RowMaker
 
 
 def build_preferences(section: DpoConfig, context: RowContext) -> RowMaker:
@@ -47,34 +47,33 @@ def build_preferences(section: DpoConfig, context: RowContext) -> RowMaker:
 def preference_rows(rows: TokenRows) -> ModelRows:
     """Makes rows of pairs without the reference; documents 2n and 2n + 1 of a row are a pair."""
     made = causal_rows(rows, document_mask=True)
-    width = rows.tokens.shape[1]
-    num_rows, seq_len = made.inputs.shape
-    assert rows.num_tokens is not None and rows.loss_mask is not None, "rows are padded"
+    width = rows.tokens_BT.shape[1]
+    num_rows, seq_len = made.tokens_BT.shape
+    assert rows.num_tokens_B is not None and rows.loss_mask_BT is not None, "rows are padded"
     row, column = np.divmod(rows.starts, width)
-    is_side = column < rows.num_tokens[row]  # the last start of a row is that of its padding
+    is_side = column < rows.num_tokens_B[row]  # the last start of a row is that of its padding
     starts = rows.starts[is_side]
     row, column = row[is_side], column[is_side]
     assert len(starts) % 2 == 0, "a row has both answers"
-    positions = np.flatnonzero(made.targets != IGNORE_INDEX)
+    positions = np.flatnonzero(made.targets_BT != IGNORE_INDEX)
     places = positions // seq_len * width + positions % seq_len
     targets = np.full((num_rows, seq_len), IGNORE_INDEX, dtype=np.int64)
     targets[row[::2], column[::2]] = 0
-    pairs = PairRows(
-        targets=made.targets.ravel()[positions],
-        sides=np.searchsorted(starts, places, side="right") - 1,
-        keys=_hash_pairs(rows, starts, row),
+    pairs = PairBatch(
+        targets_P=made.targets_BT.ravel()[positions],
+        sides_P=np.searchsorted(starts, places, side="right") - 1,
+        keys_A=_hash_pairs(rows, starts, row),
     )
-    counted = replace(made, targets=targets, num_targets=len(starts) // 2)
-    return replace(counted, target_positions=positions, pairs=pairs)
+    return replace(made, targets_BT=targets, target_positions_P=positions, pairs=pairs)
 
 
 def _hash_pairs(rows: TokenRows, starts: np.ndarray, row: np.ndarray) -> np.ndarray:
     """Returns a hash of the tokens and the loss mask of each pair, int64."""
-    assert rows.num_tokens is not None and rows.loss_mask is not None
-    tokens, mask = rows.tokens.astype("<u4").ravel(), rows.loss_mask.ravel()
-    width = rows.tokens.shape[1]
+    assert rows.num_tokens_B is not None and rows.loss_mask_BT is not None
+    tokens, mask = rows.tokens_BT.astype("<u4").ravel(), rows.loss_mask_BT.ravel()
+    width = rows.tokens_BT.shape[1]
     # The end of a side is the start of the next, or of its row's padding.
-    row_ends = row * width + rows.num_tokens[row]
+    row_ends = row * width + rows.num_tokens_B[row]
     ends = np.minimum(np.append(starts[1:], len(tokens)), row_ends)
     keys = []
     bounds = np.stack((starts[::2], ends[::2], ends[1::2]), axis=1)
@@ -129,12 +128,12 @@ def add_reference(make_rows: RowMaker, table: ReferenceTable | None) -> Callable
     def make(rows: TokenRows) -> ModelRows:
         made = make_rows(rows)
         assert made.pairs is not None, "rows of preferences"
-        keys = made.pairs.keys
+        keys = made.pairs.keys_A
         log_probs = np.zeros((len(keys), 2)) if table is None else table.find(keys)
         if log_probs is None:
             text = "a pair of answers that the run did not begin with: its reference is not known"
             raise DataError(text, fix="use the data of the run, or train a new run on these")
-        return replace(made, pairs=replace(made.pairs, reference=log_probs))
+        return replace(made, pairs=replace(made.pairs, reference_A2=log_probs))
 
     return make
 
@@ -190,8 +189,8 @@ def sum_preference_loss(model: Model, batch: Batch, beta: float, label_smoothing
 
 def pair_kinds(rows: ModelRows, section: DpoConfig, vocabulary: Vocabulary) -> list[TokenKind]:
     """Returns the kinds of the tokens of a row of pairs, for `pretrain data show`."""
-    assert rows.pairs is not None and rows.target_positions is not None
-    kinds = [TokenKind.CONTEXT] * rows.inputs.shape[1]
-    for place, side in zip(rows.target_positions, rows.pairs.sides, strict=True):
+    assert rows.pairs is not None and rows.target_positions_P is not None
+    kinds = [TokenKind.CONTEXT] * rows.tokens_BT.shape[1]
+    for place, side in zip(rows.target_positions_P, rows.pairs.sides_P, strict=True):
         kinds[place + 1] = TokenKind.REJECTED if side % 2 else TokenKind.CHOSEN
     return kinds

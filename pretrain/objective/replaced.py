@@ -26,8 +26,8 @@ from pretrain.kinds.objectives.replaced import ReplacedConfig
 from pretrain.objective.loss import LossOutput, Model, linear_cross_entropy, logits_of_chunk
 from pretrain.objective.masked import find_mask, masked_rows
 from pretrain.objective.row_maker import RowContext, real_tokens
-from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, TokenRows
-from pretrain.types import Batch
+from pretrain.rows import IGNORE_INDEX, TokenRows
+from pretrain.types import Batch, ModelRows, RowMaker
 from pretrain.utils.rng import draw_uniform
 
 
@@ -39,19 +39,14 @@ def build_replaced(section: ReplacedConfig, context: RowContext) -> RowMaker:
 
 def replaced_rows(rows: TokenRows, config: ReplacedConfig, context: RowContext) -> ModelRows:
     """Masks tokens as `masked_rows`; targets are all tokens, as in the text, and draws are for the masked ones."""
-    seq_len = rows.tokens.shape[1] - 1
+    seq_len = rows.tokens_BT.shape[1] - 1
     made = masked_rows(rows, config, context.vocabulary, context.seed, context.document_mask)
-    targets = rows.tokens[:, :-1].astype(np.int64)
+    targets = rows.tokens_BT[:, :-1].astype(np.int64)
     real = real_tokens(rows, seq_len)
     if real is not None:
         targets[~real] = IGNORE_INDEX
-    draws = draw_uniform("replaced", context.seed, rows.sample_ids, seq_len)
-    return replace(
-        made,
-        targets=targets,
-        num_targets=int((targets != IGNORE_INDEX).sum()),
-        draws=draws.ravel()[made.target_positions],
-    )
+    draws = draw_uniform("replaced", context.seed, rows.sample_ids_B, seq_len)
+    return replace(made, targets_BT=targets, draws_P=draws.ravel()[made.target_positions_P])
 
 
 def sum_replaced_loss(model: Model, batch: Batch, weight: float, rate: float) -> LossOutput:

@@ -50,19 +50,19 @@ def number_documents(row: np.ndarray, column: np.ndarray, num_rows: int, seq_len
 
 def inner_starts(rows: TokenRows, seq_len: int) -> tuple[np.ndarray, np.ndarray]:
     """Returns row and column of the documents that start in columns 1 .. seq_len - 1."""
-    row, column = np.divmod(rows.starts, rows.tokens.shape[1])
+    row, column = np.divmod(rows.starts, rows.tokens_BT.shape[1])
     inner = (column > 0) & (column < seq_len)
     return row[inner], column[inner]
 
 
 def count_padding(rows: TokenRows, seq_len: int) -> int:
     """Returns the number of padding tokens in the first `seq_len` columns of all rows."""
-    return 0 if rows.num_tokens is None else int(np.maximum(seq_len - rows.num_tokens, 0).sum())
+    return 0 if rows.num_tokens_B is None else int(np.maximum(seq_len - rows.num_tokens_B, 0).sum())
 
 
 def real_tokens(rows: TokenRows, seq_len: int) -> np.ndarray | None:
     """Returns the real tokens in the first columns, bool [B, seq_len]; None: no padding."""
-    return None if rows.num_tokens is None else np.arange(seq_len) < rows.num_tokens[:, None]
+    return None if rows.num_tokens_B is None else np.arange(seq_len) < rows.num_tokens_B[:, None]
 
 
 def place_documents(rows: TokenRows, document_mask: bool) -> tuple[np.ndarray | None, np.ndarray | None]:
@@ -70,7 +70,7 @@ def place_documents(rows: TokenRows, document_mask: bool) -> tuple[np.ndarray | 
 
     (None, None) if each row is one document without padding.
     """
-    num_rows, seq_len = len(rows.tokens), rows.tokens.shape[1] - 1
+    num_rows, seq_len = len(rows.tokens_BT), rows.tokens_BT.shape[1] - 1
     row, column = inner_starts(rows, seq_len)
     real = real_tokens(rows, seq_len)
     if real is not None and real.all():

@@ -12,13 +12,15 @@ Captions of images (Vinyals et al. 2015) are the same, each with a row of its ow
     tokens of captions       ->  targets and inputs, as above
 """
 
+from dataclasses import replace
 from functools import partial
 
 import numpy as np
 
 from pretrain.errors import ConfigError
 from pretrain.objective.row_maker import RowContext, count_padding, inner_starts, number_documents
-from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, SourceRows, TokenRows
+from pretrain.rows import IGNORE_INDEX, TokenRows
+from pretrain.types import Batch, ModelRows, RowMaker, StackRows
 
 
 def build_seq2seq(section: None, context: RowContext) -> RowMaker:
@@ -43,22 +45,20 @@ def build_captions(section: None, context: RowContext) -> RowMaker:
 
 def caption_rows(rows: TokenRows, start_id: int, num_read: int) -> ModelRows:
     """Makes rows of a caption and its image, of which the encoder reads `num_read` vectors."""
-    assert rows.num_tokens is not None, "rows of captions are padded"
-    num_rows, seq_len = len(rows.tokens), rows.tokens.shape[1] - 1
-    targets = rows.tokens[:, :-1].astype(np.int64)
+    assert rows.num_tokens_B is not None, "rows of captions are padded"
+    num_rows, seq_len = len(rows.tokens_BT), rows.tokens_BT.shape[1] - 1
+    targets = rows.tokens_BT[:, :-1].astype(np.int64)
     inputs = np.empty_like(targets)
     inputs[:, 1:] = targets[:, :-1]
     inputs[:, 0] = start_id
-    targets[np.arange(seq_len) >= rows.num_tokens[:, None]] = IGNORE_INDEX
+    targets[np.arange(seq_len) >= rows.num_tokens_B[:, None]] = IGNORE_INDEX
     # An image that could not be read has no caption either.
-    num_unread = int(np.count_nonzero(rows.num_tokens == 0))
-    return ModelRows(
-        inputs=inputs,
-        targets=targets,
-        num_targets=int((targets != IGNORE_INDEX).sum()),
-        sample_ids=rows.sample_ids,
-        source=SourceRows(np.zeros((num_rows, num_read), dtype=np.int64)),
-        pixels=rows.pixels,
+    num_unread = int(np.count_nonzero(rows.num_tokens_B == 0))
+    return Batch(
+        inputs,
+        targets,
+        **rows.carried(),
+        source=StackRows(np.zeros((num_rows, num_read), dtype=np.int64)),
         num_padding=count_padding(rows, seq_len) + num_read * num_unread,
     )
 
@@ -66,30 +66,30 @@ def caption_rows(rows: TokenRows, start_id: int, num_read: int) -> ModelRows:
 def pair_rows(rows: TokenRows, start_id: int) -> ModelRows:
     """Makes rows of an encoder-decoder; targets begin with `start_id`, padding has no target."""
     assert rows.source is not None, "texts have no source"
-    num_rows, width = rows.tokens.shape
+    num_rows, width = rows.tokens_BT.shape
     seq_len = width - 1
-    source_len = rows.source.tokens.shape[1] - 1
-    targets = rows.tokens[:, :-1].astype(np.int64)
+    source_len = rows.source.tokens_BT.shape[1] - 1
+    targets = rows.tokens_BT[:, :-1].astype(np.int64)
     inputs = np.empty_like(targets)
     inputs[:, 1:] = targets[:, :-1]
     row, column = np.divmod(rows.starts, width)
     inside = column < seq_len
     inputs[row[inside], column[inside]] = start_id
     inputs[:, 0] = start_id
-    assert rows.num_tokens is not None, "rows of pairs are padded"
-    targets[np.arange(seq_len) >= rows.num_tokens[:, None]] = IGNORE_INDEX
+    assert rows.num_tokens_B is not None, "rows of pairs are padded"
+    targets[np.arange(seq_len) >= rows.num_tokens_B[:, None]] = IGNORE_INDEX
     positions, documents = number_documents(*inner_starts(rows, seq_len), num_rows, seq_len)
-    source = SourceRows(rows.source.tokens[:, :-1].astype(np.int64))
+    source = StackRows(rows.source.tokens_BT[:, :-1].astype(np.int64))
     source_starts = inner_starts(rows.source, source_len)
     if len(source_starts[0]):
-        source = SourceRows(source.tokens, *number_documents(*source_starts, num_rows, source_len))
-    return ModelRows(
-        inputs=inputs,
-        targets=targets,
-        num_targets=int((targets != IGNORE_INDEX).sum()),
-        sample_ids=rows.sample_ids,
-        positions=positions,
-        documents=documents,
+        of_source = number_documents(*source_starts, num_rows, source_len)
+        source = replace(source, positions_BT=of_source[0], documents_BT=of_source[1])
+    return Batch(
+        inputs,
+        targets,
+        **rows.carried(),
+        positions_BT=positions,
+        documents_BT=documents,
         source=source,
         num_padding=count_padding(rows, seq_len) + count_padding(rows.source, source_len),
     )

@@ -13,7 +13,7 @@ the next document have no loss. Rows that are not full (the last of a validation
 ones) end with a document of padding, number -1.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import numpy as np
@@ -22,7 +22,8 @@ from pretrain.errors import ConfigError
 from pretrain.kinds.corruption import Corruption, DenoiserConfig, SpanConfig, corruption_of
 from pretrain.objective.row_maker import RowContext, inner_starts, number_documents, real_tokens
 from pretrain.objective.seq2seq import start_of
-from pretrain.rows import IGNORE_INDEX, ModelRows, RowMaker, SourceRows, TokenRows
+from pretrain.rows import IGNORE_INDEX, TokenRows
+from pretrain.types import Batch, ModelRows, RowMaker, StackRows
 from pretrain.utils.rng import draw_uniform
 
 
@@ -77,8 +78,8 @@ def denoise(rows: TokenRows, span: SpanConfig, context: RowContext, start_id: in
     assert rows.source is None, "pairs are not corrupted"
     found = corrupt(rows, span, context)
     if start_id is None:
-        return for_one_stack(found, rows.sample_ids)
-    return for_two_stacks(found, rows.sample_ids, start_id)
+        return for_one_stack(found, rows)
+    return for_two_stacks(found, rows, start_id)
 
 
 def check_tokens(span: SpanConfig, context: RowContext) -> None:
@@ -104,14 +105,14 @@ def corrupt(rows: TokenRows, span: SpanConfig, context: RowContext) -> Corrupted
     The noise of a row depends on the seed and its sample id only, not on the other rows.
     """
     row_len = context.lengths.row
-    num_rows = len(rows.tokens)
-    tokens = rows.tokens[:, :row_len].astype(np.int64)
+    num_rows = len(rows.tokens_BT)
+    tokens = rows.tokens_BT[:, :row_len].astype(np.int64)
     documents = _number(rows, row_len, context.document_mask)
     found = corruption_of(row_len, span)
     if _is_prefix(span):
         noise = np.tile(np.arange(row_len) >= row_len - found.num_noise, (num_rows, 1))
     else:
-        noise = draw_noise(found, row_len, context.seed, rows.sample_ids)
+        noise = draw_noise(found, row_len, context.seed, rows.sample_ids_B)
     # A row begins with a kept token: no span begins in column 0.
     begin = np.nonzero(noise & ~np.roll(noise, 1, axis=1))[1].reshape(num_rows, -1)
     of_span = _at(documents, begin)
@@ -146,31 +147,31 @@ def corrupt(rows: TokenRows, span: SpanConfig, context: RowContext) -> Corrupted
     )
 
 
-def for_two_stacks(found: CorruptedRows, sample_ids: np.ndarray, start_id: int) -> ModelRows:
+def for_two_stacks(found: CorruptedRows, rows: TokenRows, start_id: int) -> ModelRows:
     """Returns rows of an encoder and a decoder, whose documents begin with `start_id`."""
     inputs = np.empty_like(found.target)
     inputs[:, 1:] = found.target[:, :-1]
     inputs[_begins(found.target_documents)] = start_id
     positions = documents = None
-    source = SourceRows(found.source)
+    source = StackRows(found.source)
     # The end token of a source belongs to the last document.
     if found.source_documents.any():
         documents = found.target_documents
         positions = _positions(documents)
-        source = SourceRows(found.source, _positions(found.source_documents), found.source_documents)
-    return ModelRows(
-        inputs=inputs,
-        targets=np.where(found.lost, IGNORE_INDEX, found.target),
-        num_targets=found.lost.size - int(found.lost.sum()),
-        sample_ids=sample_ids,
-        positions=positions,
-        documents=documents,
+        of_source = found.source_documents
+        source = replace(source, positions_BT=_positions(of_source), documents_BT=of_source)
+    return Batch(
+        inputs,
+        np.where(found.lost, IGNORE_INDEX, found.target),
+        **rows.carried(),
+        positions_BT=positions,
+        documents_BT=documents,
         source=source,
         num_padding=int((found.source_documents < 0).sum() + (found.target_documents < 0).sum()),
     )
 
 
-def for_one_stack(found: CorruptedRows, sample_ids: np.ndarray) -> ModelRows:
+def for_one_stack(found: CorruptedRows, rows: TokenRows) -> ModelRows:
     """Returns rows of a decoder with a bidirectional source as prefix, followed by the target."""
     source_len = found.source.shape[1]
     tokens = np.concatenate((found.source, found.target), axis=1)
@@ -184,14 +185,13 @@ def for_one_stack(found: CorruptedRows, sample_ids: np.ndarray) -> ModelRows:
         tokens, documents, loss_mask, prefix = ordered
     targets = np.where(loss_mask, tokens, IGNORE_INDEX)[:, 1:]
     positions = np.broadcast_to(np.arange(targets.shape[1]), targets.shape)
-    return ModelRows(
-        inputs=tokens[:, :-1],
-        targets=targets,
-        num_targets=int(loss_mask.sum()),
-        sample_ids=sample_ids,
-        positions=positions if documents.any() else None,
-        documents=documents[:, :-1] if documents.any() else None,
-        prefix=prefix[:, :-1],
+    return Batch(
+        tokens[:, :-1],
+        targets,
+        **rows.carried(),
+        positions_BT=positions if documents.any() else None,
+        documents_BT=documents[:, :-1] if documents.any() else None,
+        prefix_BT=prefix[:, :-1],
         num_padding=int((documents[:, :-1] < 0).sum()),
     )
 
@@ -201,9 +201,9 @@ def _is_prefix(span: SpanConfig) -> bool:
 
 
 def _number(rows: TokenRows, row_len: int, document_mask: bool) -> np.ndarray:
-    documents = np.zeros((len(rows.tokens), row_len), dtype=np.int32)
+    documents = np.zeros((len(rows.tokens_BT), row_len), dtype=np.int32)
     if document_mask:
-        documents = number_documents(*inner_starts(rows, row_len), len(rows.tokens), row_len)[1]
+        documents = number_documents(*inner_starts(rows, row_len), len(rows.tokens_BT), row_len)[1]
     real = real_tokens(rows, row_len)
     return documents if real is None else np.where(real, documents, np.int32(-1))
 

@@ -9,7 +9,8 @@ where a token has no loss, and what the encoder reads is SOURCE.
 from enum import StrEnum
 from typing import Any
 
-from pretrain.rows import IGNORE_INDEX, ModelRows, Vocabulary
+from pretrain.rows import IGNORE_INDEX, Vocabulary
+from pretrain.types import ModelRows
 
 
 class TokenKind(StrEnum):
@@ -35,20 +36,20 @@ class TokenKind(StrEnum):
 
 def text_kinds(rows: ModelRows, section: Any, vocabulary: Vocabulary) -> list[TokenKind]:
     """Returns the kinds of a text, all of which is predicted."""
-    return [TokenKind.TEXT] * rows.inputs.shape[1]
+    return [TokenKind.TEXT] * rows.tokens_BT.shape[1]
 
 
 def learned_kinds(rows: ModelRows, section: Any, vocabulary: Vocabulary) -> list[TokenKind]:
     """Returns the kinds of a text that is predicted in part, with or without a prefix."""
     # A token has a loss if the one before it predicts it.
-    before = [IGNORE_INDEX, *rows.targets[0, :-1].tolist()]
+    before = [IGNORE_INDEX, *rows.targets_BT[0, :-1].tolist()]
     kinds = [TokenKind.CONTEXT if target == IGNORE_INDEX else TokenKind.LEARNED for target in before]
-    if rows.prefix is None:
+    if rows.prefix_BT is None:
         return kinds
-    is_prefix = rows.prefix[0].tolist()
+    is_prefix = rows.prefix_BT[0].tolist()
     return [TokenKind.PREFIX if is_read else kind for is_read, kind in zip(is_prefix, kinds, strict=True)]
 
 
 def target_kinds(rows: ModelRows) -> list[TokenKind]:
     """Returns the kinds of the tokens that a decoder beside an encoder reads."""
-    return [TokenKind.CONTEXT if target == IGNORE_INDEX else TokenKind.TARGET for target in rows.targets[0].tolist()]
+    return [TokenKind.CONTEXT if target == IGNORE_INDEX else TokenKind.TARGET for target in rows.targets_BT[0].tolist()]

@@ -70,7 +70,7 @@ def find_fault(engine: Engine, batches: Sequence[Batch], seed: Callable[[int], N
         seed(number)
         name = _bad_module(engine, batch.to(engine.device))
         sentence = "the first output that is not finite is that of {} on rank {}"
-        if fault := _agree(sentence, name, batch.sample_ids):
+        if fault := _agree(sentence, name, batch.sample_ids()):
             return fault
     if engine.needs_all_ranks:
         return Fault("every output is finite: the gradient overflows")
@@ -78,7 +78,7 @@ def find_fault(engine: Engine, batches: Sequence[Batch], seed: Callable[[int], N
         seed(number)
         name = _bad_gradient(engine, batch.to(engine.device), scale)
         sentence = "every output is finite, and the gradient overflows: first that of {} on rank {}"
-        if fault := _agree(sentence, name, batch.sample_ids):
+        if fault := _agree(sentence, name, batch.sample_ids()):
             return fault
     return Fault("run again, outputs and gradients are finite: their sum overflows, or the hardware erred")
 

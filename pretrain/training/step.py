@@ -22,6 +22,7 @@ from torch import Tensor, nn
 from pretrain import dist
 from pretrain.config.run import RunConfig
 from pretrain.data.loader import StepCounts
+from pretrain.data.mixture import source_of
 from pretrain.dist import World
 from pretrain.engine.replicated import KeptTensor
 from pretrain.model import LanguageModel
@@ -157,7 +158,7 @@ def sum_by_source(batch: Batch, loss: LossOutput, num_sources: int) -> Tensor:
     sums = torch.zeros(2, num_sources, dtype=torch.float64, device=targets_BT.device)
     if nll_P is None:
         return sums
-    assert batch.sources_B is not None, "a batch of the loader"
+    assert batch.sample_ids_B is not None, "a batch of the loader"
     rows, width = targets_BT.shape
     nll_B = torch.zeros(rows, dtype=torch.float64, device=targets_BT.device)
     if batch.target_positions_P is None:
@@ -165,7 +166,7 @@ def sum_by_source(batch: Batch, loss: LossOutput, num_sources: int) -> Tensor:
     else:
         nll_B.index_add_(0, batch.target_positions_P // width, nll_P.double())
     counts_B = (targets_BT != IGNORE_INDEX).sum(dim=1).double()
-    return sums.index_add_(1, batch.sources_B, torch.stack((nll_B, counts_B)))
+    return sums.index_add_(1, source_of(batch.sample_ids_B), torch.stack((nll_B, counts_B)))
 
 
 @dataclass(frozen=True, slots=True)

@@ -92,7 +92,7 @@ def digest_stream(stream: "TokenStream", first: int = 0, last: int = NUM_SAMPLES
     hasher = hashlib.sha256()
     for position in range(first, last, 4):
         rows = stream.read(range(position, position + 4))
-        for array in (rows.tokens, rows.starts, rows.sample_ids):
+        for array in (rows.tokens_BT, rows.starts, rows.sample_ids_B):
             hasher.update(array.tobytes())
     return hasher.hexdigest()
 

@@ -70,4 +70,4 @@ def test_packed_rows_start_without_shards_other_than_the_next_ones(tmp_path, buc
         assert {name for name in fetched() if name in names} <= {names[shard] for shard in upcoming}
         store.close()
     local = BinStream(ShardSet(tmp_path / "data", index, "train"), seq_len=64, **order)
-    assert rows.tokens.tolist() == local.read(range(8)).tokens.tolist()
+    assert rows.tokens_BT.tolist() == local.read(range(8)).tokens_BT.tolist()

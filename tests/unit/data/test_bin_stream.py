@@ -27,9 +27,9 @@ def stream_of(folder, index, **options):
 def documents_of(rows, width):
     """The documents of some rows, padding left out."""
     found = []
-    for row, tokens in enumerate(rows.tokens):
+    for row, tokens in enumerate(rows.tokens_BT):
         columns = [start - row * width for start in rows.starts.tolist() if row * width <= start < (row + 1) * width]
-        filled = int(rows.num_tokens[row])
+        filled = int(rows.num_tokens_B[row])
         bounds = [*[column for column in columns if column < filled], min(filled, width - 1)]
         found += [tokens[a:b].tolist() for a, b in pairwise(bounds)]
     return found
@@ -74,23 +74,23 @@ def test_targets_stay_inside_documents_and_padding_is_a_document_without_loss(tm
     rows = stream_of(tmp_path, index).read(range(20))
     packed = causal_rows(rows, document_mask=True)
     for row in range(20):
-        filled = int(rows.num_tokens[row])
+        filled = int(rows.num_tokens_B[row])
         for place in range(SEQ_LEN):
-            target = packed.targets[row, place]
+            target = packed.targets_BT[row, place]
             if target == IGNORE_INDEX:
                 ends = (
                     place + 1 >= filled
-                    or packed.documents[row, min(place + 1, SEQ_LEN - 1)] != packed.documents[row, place]
+                    or packed.documents_BT[row, min(place + 1, SEQ_LEN - 1)] != packed.documents_BT[row, place]
                 )
                 assert ends or place == SEQ_LEN - 1
             else:
-                assert target == rows.tokens[row, place + 1] and place + 1 < filled
+                assert target == rows.tokens_BT[row, place + 1] and place + 1 < filled
         if filled < SEQ_LEN:
-            numbers = packed.documents[row]
+            numbers = packed.documents_BT[row]
             assert numbers[filled] == numbers[filled - 1] + 1 and (numbers[filled:] == numbers[filled]).all()
     # A document that goes on after its row gives the row's last token a target.
-    going_on = rows.num_tokens == SEQ_LEN + 1
-    assert going_on.any() and (packed.targets[going_on] != IGNORE_INDEX).all()
+    going_on = rows.num_tokens_B == SEQ_LEN + 1
+    assert going_on.any() and (packed.targets_BT[going_on] != IGNORE_INDEX).all()
 
 
 def test_any_positions_are_read_alike_whatever_came_before(tmp_path):
@@ -99,11 +99,11 @@ def test_any_positions_are_read_alike_whatever_came_before(tmp_path):
     again = stream_of(tmp_path, index, seed=3)
     for first in (100, 7, 149, 0):
         part = again.read(range(first, min(first + 9, 150)))
-        assert np.array_equal(part.tokens, whole.tokens[first : first + 9])
-        assert np.array_equal(part.sample_ids, whole.sample_ids[first : first + 9])
+        assert np.array_equal(part.tokens_BT, whole.tokens_BT[first : first + 9])
+        assert np.array_equal(part.sample_ids_B, whole.sample_ids_B[first : first + 9])
     epoch = again.order.num_tokens
     assert epoch < 150, "two epochs are in these positions"
-    assert not np.array_equal(whole.tokens[:epoch][: 150 - epoch], whole.tokens[epoch:])
+    assert not np.array_equal(whole.tokens_BT[:epoch][: 150 - epoch], whole.tokens_BT[epoch:])
 
 
 def test_bins_are_kept_and_made_again_where_they_do_not_fit(tmp_path):
@@ -113,7 +113,7 @@ def test_bins_are_kept_and_made_again_where_they_do_not_fit(tmp_path):
     content = file.read_bytes()
     for damaged in (b"", content[:40], b"x" * len(content)):
         file.write_bytes(damaged)
-        assert np.array_equal(stream_of(tmp_path, index).read(range(20)).tokens, first.tokens)
+        assert np.array_equal(stream_of(tmp_path, index).read(range(20)).tokens_BT, first.tokens_BT)
         assert file.read_bytes() == content
 
 
@@ -134,10 +134,10 @@ def test_only_what_is_learned_of_records_has_a_target(tmp_path):
     rows = stream_of(tmp_path, index).read(range(10))
     packed = causal_rows(rows, document_mask=True)
     for row in range(10):
-        kept = packed.targets[row] != IGNORE_INDEX
-        places = packed.positions[row][kept] + 1
+        kept = packed.targets_BT[row] != IGNORE_INDEX
+        places = packed.positions_BT[row][kept] + 1
         assert (places % 2 == 1).all(), "tokens of odd places are learned"
-    assert packed.num_targets == int((packed.targets != IGNORE_INDEX).sum()) > 0
+    assert packed.num_targets() == int((packed.targets_BT != IGNORE_INDEX).sum()) > 0
 
 
 def test_pairs_that_all_exceed_a_row_are_refused(tmp_path):

@@ -41,7 +41,7 @@ def damage_member(folder, index, shard=1, member=2, split="train", column=0):
 
 def targets_of(rows):
     """What the model learns from rows."""
-    return (pair_rows(rows, 0) if rows.source is not None else causal_rows(rows, True)).targets
+    return (pair_rows(rows, 0) if rows.source is not None else causal_rows(rows, True)).targets_BT
 
 
 @pytest.fixture
@@ -52,7 +52,7 @@ def folder(tmp_path):
 
 def compare(whole, found, num_skipped):
     """Rows are those of the undamaged stream, but for some that have no targets; returns which these are."""
-    assert np.array_equal(found.sample_ids, whole.sample_ids)
+    assert np.array_equal(found.sample_ids_B, whole.sample_ids_B)
     theirs, mine = targets_of(whole), targets_of(found)
     (skipped,) = np.nonzero((mine == IGNORE_INDEX).all(axis=1) & (theirs != IGNORE_INDEX).any(axis=1))
     others = np.setdiff1d(np.arange(len(mine)), skipped)
@@ -74,11 +74,11 @@ def test_exactly_the_rows_that_touch_a_damaged_member_have_no_targets(folder):
     first = starts[shards.index(1)] + lost.start
     touching = [
         row
-        for row, sample in enumerate(whole.sample_ids.tolist())
+        for row, sample in enumerate(whole.sample_ids_B.tolist())
         if sample * SEQ_LEN < first + len(lost) and sample * SEQ_LEN + SEQ_LEN >= first
     ]
     assert skipped == touching
-    assert (found.tokens[skipped] == EOS).all()
+    assert (found.tokens_BT[skipped] == EOS).all()
     width = SEQ_LEN + 1
     assert not set(skipped) & set((found.starts // width).tolist())
     kept = [start for start in whole.starts.tolist() if start // width not in skipped]
@@ -180,7 +180,7 @@ def test_packed_rows_of_a_damaged_shard_have_no_targets_on_either_side(tmp_path,
     found = stream.read(range(stream.order.num_tokens))
     skipped = compare(whole, found, policy.num_skipped_rows)
     for side in (found.source, found) if kind == "pairs" else (found,):
-        assert (side.num_tokens[skipped] == 0).all() and (side.tokens[skipped] == EOS).all()
+        assert (side.num_tokens_B[skipped] == 0).all() and (side.tokens_BT[skipped] == EOS).all()
     # Rows of other shards are whole.
     assert len(skipped) <= stream._counts[1]
 

@@ -78,7 +78,7 @@ def test_rows_around_skipped_positions_are_those_of_one_reading(colors):
     stream = stream_of(colors)
     whole = stream.read(range(6))
     merged = merge_rows([stream.read(range(2)), stream.read(range(4, 6)), stream.read(range(2, 4))], PLACES)
-    for name in ("tokens", "labels", "pixels", "mixed", "sample_ids", "starts"):
+    for name in ("tokens_BT", "labels_BT", "pixels_BCYX", "mixed_B2", "sample_ids_B", "starts"):
         assert np.array_equal(getattr(merged, name), getattr(whole, name)), name
 
 
@@ -99,42 +99,48 @@ def test_another_seed_or_augmentation_is_another_digest(colors):
 @pytest.mark.parametrize("config", [ImagesConfig(mixup=0.4), ImagesConfig(cutmix=1.0)], ids=["mixup", "cutmix"])
 def test_an_image_is_mixed_with_its_neighbour_in_the_order(colors, config):
     plain, mixed = stream_of(colors, ImagesConfig()).read(range(12)), stream_of(colors, config).read(range(12))
-    for row, sample in enumerate(plain.sample_ids.tolist()):
+    for row, sample in enumerate(plain.sample_ids_B.tolist()):
         mix = draw_mix(config, 8, 5, sample)
-        both = [int(plain.labels[row, 0]), int(plain.labels[row ^ 1, 0])]
-        assert np.array_equal(mixed.pixels[row], mix_pixels(plain.pixels[row], plain.pixels[row ^ 1], mix))
-        found = [int(mixed.labels[row, 0]), int(mixed.mixed[row, 0])]
+        both = [int(plain.labels_BT[row, 0]), int(plain.labels_BT[row ^ 1, 0])]
+        assert np.array_equal(
+            mixed.pixels_BCYX[row], mix_pixels(plain.pixels_BCYX[row], plain.pixels_BCYX[row ^ 1], mix)
+        )
+        found = [int(mixed.labels_BT[row, 0]), int(mixed.mixed_B2[row, 0])]
         assert found == (both if mix.share <= 0.5 else both[::-1])
-        assert mixed.mixed[row, 1] == np.float32(min(mix.share, 1 - mix.share))
+        assert mixed.mixed_B2[row, 1] == np.float32(min(mix.share, 1 - mix.share))
     # From an odd position on, and to one: the neighbour outside is read too.
     for part in (range(1, 4), range(3, 4), range(4, 7)):
         rows = stream_of(colors, config).read(part)
-        assert np.array_equal(rows.pixels, mixed.pixels[part.start : part.stop])
-        assert np.array_equal(rows.mixed, mixed.mixed[part.start : part.stop])
+        assert np.array_equal(rows.pixels_BCYX, mixed.pixels_BCYX[part.start : part.stop])
+        assert np.array_equal(rows.mixed_B2, mixed.mixed_B2[part.start : part.stop])
     made = MAKE(mixed)
-    assert np.array_equal(made.mixed, mixed.mixed) and made.num_targets == 12
+    assert np.array_equal(made.mixed_P2, mixed.mixed_B2) and made.num_targets() == 12
     # Evaluations see whole images.
-    assert stream_of(colors, config, split="validation").read_windows(range(2)).mixed is None
+    assert stream_of(colors, config, split="validation").read_windows(range(2)).mixed_B2 is None
 
 
 def test_an_epoch_has_every_image_once_and_the_next_other_views(colors):
     stream = stream_of(colors)
     size = stream.split.num_tokens
     first, second = stream.read(range(size)), stream.read(range(size, 2 * size))
-    assert sorted(first.sample_ids) == list(range(size))
-    assert sorted(second.sample_ids) == list(range(size, 2 * size))
+    assert sorted(first.sample_ids_B) == list(range(size))
+    assert sorted(second.sample_ids_B) == list(range(size, 2 * size))
     plain = stream_of(colors, ImagesConfig())
-    views = [sorted(image.tobytes() for image in plain.read(range(n * size, n * size + size)).pixels) for n in (0, 1)]
+    views = [
+        sorted(image.tobytes() for image in plain.read(range(n * size, n * size + size)).pixels_BCYX) for n in (0, 1)
+    ]
     assert views[0] == views[1]
-    assert not np.array_equal(first.pixels, second.pixels)
+    assert not np.array_equal(first.pixels_BCYX, second.pixels_BCYX)
 
 
 def test_the_label_is_at_the_first_position(colors):
     rows = stream_of(colors, ImagesConfig()).read(range(6))
-    assert (rows.labels[:, 1:] == IGNORE_INDEX).all()
+    assert (rows.labels_BT[:, 1:] == IGNORE_INDEX).all()
     # The label is the color: the names are sorted, blue, green, red.
-    strongest = rows.pixels.mean(axis=(2, 3)).argmax(axis=1)
-    assert [["red", "green", "blue"][one] for one in strongest] == [colors[1].labels[one] for one in rows.labels[:, 0]]
+    strongest = rows.pixels_BCYX.mean(axis=(2, 3)).argmax(axis=1)
+    assert [["red", "green", "blue"][one] for one in strongest] == [
+        colors[1].labels[one] for one in rows.labels_BT[:, 0]
+    ]
 
 
 def test_evaluation_reads_every_image_once_and_pads(colors):
@@ -148,7 +154,7 @@ def test_evaluation_reads_every_image_once_and_pads(colors):
     assert stream.num_windows(max_tokens=2 * SEQ_LEN) == 2
     # The same whatever the augmentation, and whatever the seed.
     other = stream_of(colors, ImagesConfig(), split="validation", seed=9)
-    assert np.array_equal(stream.read_windows(range(3)).pixels, other.read_windows(range(3)).pixels)
+    assert np.array_equal(stream.read_windows(range(3)).pixels_BCYX, other.read_windows(range(3)).pixels_BCYX)
 
 
 def views(config, width, height, count):
@@ -237,10 +243,10 @@ def test_an_image_smaller_than_the_crop_is_named_before_a_row_is_read(colors, tm
         stream_of(colors, ImagesConfig(resize=0), side=20)
     # Padding makes room, in training; so does a size of its own.
     padded = ImagesConfig(resize=0, crop="random", padding=2)
-    assert stream_of(colors, padded, side=20).read(range(1)).num_tokens is None
+    assert stream_of(colors, padded, side=20).read(range(1)).num_tokens_B is None
     with pytest.raises(DataError, match=r"validation/part-.*: 16 x 16 pixels are smaller"):
         stream_of(colors, padded, split="validation", side=20)
-    assert stream_of(colors, ImagesConfig(resize=0, crop="random_resized"), side=20).read(range(1)).num_tokens is None
+    assert stream_of(colors, ImagesConfig(resize=0, crop="random_resized"), side=20).read(range(1)).num_tokens_B is None
     # One of mixed sizes, met by a run that skips.
     write_colors(tmp_path / "photos")
     (tmp_path / "photos/red/000.png").write_bytes(encode(noise(9, 40)))
@@ -251,7 +257,7 @@ def test_an_image_smaller_than_the_crop_is_named_before_a_row_is_read(colors, tm
     with pytest.raises(DataError, match="40 x 9 pixels are smaller than the crop of 10"):
         stream_of(mixed, ImagesConfig(resize=0), side=10)
     rows = stream_of(mixed, ImagesConfig(resize=0), side=10, damage=DamagePolicy("skip", 1)).read(range(24))
-    assert (rows.num_tokens == 0).sum() == 1
+    assert (rows.num_tokens_B == 0).sum() == 1
 
 
 def test_pixels_that_do_not_decode_are_damage_too(tmp_path, colors, monkeypatch):
@@ -262,7 +268,7 @@ def test_pixels_that_do_not_decode_are_damage_too(tmp_path, colors, monkeypatch)
     with pytest.raises(DataError, match=r"train/part-.*\.tar, 0000.*\.png: its pixels are damaged; remove it"):
         stream_of(colors).read(range(1))
     rows = stream_of(colors, damage=DamagePolicy("skip", 12)).read(range(6))
-    assert (rows.num_tokens == 0).all() and (rows.labels == IGNORE_INDEX).all()
+    assert (rows.num_tokens_B == 0).all() and (rows.labels_BT == IGNORE_INDEX).all()
 
 
 def test_a_damaged_image_is_skipped_on_every_rank_alike(tmp_path):
@@ -286,8 +292,8 @@ def test_a_damaged_image_is_skipped_on_every_rank_alike(tmp_path):
     # The neighbour of the damaged one is not mixed, and has its own label whole.
     stream = stream_of(damaged, ImagesConfig(mixup=0.8), damage=DamagePolicy("skip", 5))
     rows = stream.read(range(size - size % 2))
-    (lost,) = np.flatnonzero(rows.num_tokens == 0)
+    (lost,) = np.flatnonzero(rows.num_tokens_B == 0)
     other = lost ^ 1
-    assert rows.mixed[other].tolist() == [rows.labels[other, 0], 0.0]
+    assert rows.mixed_B2[other].tolist() == [rows.labels_BT[other, 0], 0.0]
     made = MAKE(rows)
-    assert len(made.mixed) == len(made.target_positions) == len(rows.pixels) - 1
+    assert len(made.mixed_P2) == len(made.target_positions_P) == len(rows.pixels_BCYX) - 1

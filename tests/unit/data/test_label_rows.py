@@ -43,14 +43,14 @@ def tagged_folder(tmp_path, name="out", rows=40, seed=0, labels=("x", "y", "z"))
 
 def split_rows(rows):
     """Returns the pieces of documents in rows, as (tokens, labels)."""
-    width, found = rows.tokens.shape[1], []
-    for number in range(len(rows.tokens)):
+    width, found = rows.tokens_BT.shape[1], []
+    for number in range(len(rows.tokens_BT)):
         starts = [start % width for start in rows.starts.tolist() if start // width == number]
-        filled = min(int(rows.num_tokens[number]), width - 1)
+        filled = min(int(rows.num_tokens_B[number]), width - 1)
         bounds = [start for start in starts if start < filled] + [filled]
         for a, b in pairwise(bounds):
-            found.append((rows.tokens[number, a:b].tolist(), rows.labels[number, a:b].tolist()))
-        assert (rows.labels[number, rows.num_tokens[number] :] == IGNORE_INDEX).all()
+            found.append((rows.tokens_BT[number, a:b].tolist(), rows.labels_BT[number, a:b].tolist()))
+        assert (rows.labels_BT[number, rows.num_tokens_B[number] :] == IGNORE_INDEX).all()
     return found
 
 
@@ -62,14 +62,14 @@ def test_labels_stay_with_their_tokens_in_every_packing(tmp_path, bucket_rows):
     )
     num_samples = stream.order.num_tokens
     rows = stream.read(range(-(-num_samples // 256) * 256))  # groups of batches of similar length are whole
-    rows = select_rows(rows, rows.sample_ids < num_samples)
+    rows = select_rows(rows, rows.sample_ids_B < num_samples)
     reader = ShardReader(folder, index.split(TRAIN).shards[0], index.dtype)
     (tokens, starts), labels = reader.member(0), reader.labels(0)
     stored = zip(np.split(tokens, starts[1:]), np.split(labels, starts[1:]), strict=True)
     expected = sorted((ids.tolist(), marks.tolist()) for ids, marks in stored)
     assert sorted(split_rows(rows)) == expected
     cropped = crop_rows(rows)
-    assert (cropped.labels == rows.labels[:, : cropped.tokens.shape[1]]).all()
+    assert (cropped.labels_BT == rows.labels_BT[:, : cropped.tokens_BT.shape[1]]).all()
 
 
 @pytest.mark.parametrize("layout", ["bins", "padded", "validation"])
@@ -84,13 +84,13 @@ def test_a_class_is_of_the_beginning_of_a_text_whose_rest_is_in_no_row(tmp_path,
         rows = stream.read_windows(range(stream.num_windows()))
     else:
         rows = stream.read(range(-(-stream.order.num_tokens // 256) * 256))
-        rows = select_rows(rows, rows.sample_ids < stream.order.num_tokens)
+        rows = select_rows(rows, rows.sample_ids_B < stream.order.num_tokens)
     reader = ShardReader(tmp_path / "out", index.split(TRAIN).shards[0], index.dtype)
     (tokens, starts), labels = reader.member(0), reader.labels(0)
     stored = zip(np.split(tokens, starts[1:]), np.split(labels, starts[1:]), strict=True)
     whole = [(ids.tolist(), marks.tolist()) for ids, marks in stored]
     assert sorted(split_rows(rows)) == sorted((ids[:6], marks[:6]) for ids, marks in whole)
-    assert all((row != IGNORE_INDEX).any() for row in rows.labels[:, :-1]), "a row without a label teaches nothing"
+    assert all((row != IGNORE_INDEX).any() for row in rows.labels_BT[:, :-1]), "a row without a label teaches nothing"
     assert stream.num_too_long == sum(len(ids) > 6 for ids, _ in whole) > 0
 
 

@@ -72,7 +72,7 @@ def row_contents(step: StepBatch) -> list[tuple]:
         positions = torch.arange(shape[1]).expand(shape) if batch.positions_BT is None else batch.positions_BT
         documents = torch.zeros(shape) if batch.documents_BT is None else batch.documents_BT
         parts = (batch.tokens_BT, batch.targets_BT, positions, documents)
-        rows += zip(batch.sample_ids, *(part.tolist() for part in parts), strict=True)
+        rows += zip(batch.sample_ids(), *(part.tolist() for part in parts), strict=True)
     return rows
 
 
@@ -239,14 +239,14 @@ def test_rows_that_are_cut_are_the_pieces_of_rows_with_the_starts_in_them(num_ro
     num_tokens = np.full(num_rows, width) if cleared else None
     if num_tokens is not None:
         num_tokens[0] = 0
-    found = cut_rows(TokenRows(whole, begun, num_tokens, np.arange(num_rows) + 7), length)
+    found = cut_rows(TokenRows(whole, np.arange(num_rows) + 7, begun, num_tokens), length)
     pieces = [row[first : first + length + 1] for row in whole for first in range(0, SEQ_LEN, length)]
-    assert found.tokens.tolist() == [piece.tolist() for piece in pieces]
-    assert found.starts.tolist() == [place for place, token in enumerate(found.tokens.ravel()) if token in begun]
-    assert found.sample_ids.tolist() == [7 + row for row in range(num_rows) for _ in range(parts)]
+    assert found.tokens_BT.tolist() == [piece.tolist() for piece in pieces]
+    assert found.starts.tolist() == [place for place, token in enumerate(found.tokens_BT.ravel()) if token in begun]
+    assert found.sample_ids_B.tolist() == [7 + row for row in range(num_rows) for _ in range(parts)]
     if num_tokens is not None:
         expected = [length + 1 if row else 0 for row in range(num_rows) for _ in range(parts)]
-        assert found.num_tokens.tolist() == expected
+        assert found.num_tokens_B.tolist() == expected
 
 
 def test_steps_have_the_window_of_their_tokens(data):

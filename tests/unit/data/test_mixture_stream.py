@@ -29,12 +29,12 @@ def test_every_source_is_read_in_its_own_order(sources):
     order = MixtureOrder([(0, [0.5, 0.3, 0.2]), (70, [0, 1, 1])])
     rows = MixtureStream(sources, order).read(range(200))
     picked, _ = order.pick(range(200))
-    assert np.array_equal(source_of(rows.sample_ids), picked)
+    assert np.array_equal(source_of(rows.sample_ids_B), picked)
     width = SEQ_LEN + 1
     for number, source in enumerate(sources):
         mine = np.nonzero(picked == number)[0]
         alone = source.read(range(len(mine)))
-        assert np.array_equal(rows.tokens[mine], alone.tokens)
+        assert np.array_equal(rows.tokens_BT[mine], alone.tokens_BT)
         for place, row in enumerate(mine.tolist()):
             found = rows.starts[(rows.starts >= row * width) & (rows.starts < (row + 1) * width)] - row * width
             expected = (
@@ -48,7 +48,7 @@ def test_any_cut_of_the_positions_gives_the_same_rows(sources):
     whole = mixture.read(range(120))
     for first, last in ((0, 1), (47, 53), (1, 120), (119, 120)):
         part = mixture.read(range(first, last))
-        assert np.array_equal(part.tokens, whole.tokens[first:last])
-        assert np.array_equal(part.sample_ids, whole.sample_ids[first:last])
-        if whole.num_tokens is not None:
-            assert np.array_equal(part.num_tokens, whole.num_tokens[first:last])
+        assert np.array_equal(part.tokens_BT, whole.tokens_BT[first:last])
+        assert np.array_equal(part.sample_ids_B, whole.sample_ids_B[first:last])
+        if whole.num_tokens_B is not None:
+            assert np.array_equal(part.num_tokens_B, whole.num_tokens_B[first:last])

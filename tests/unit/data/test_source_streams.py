@@ -41,7 +41,7 @@ def streams(config, batch=BATCH, seed=1):
 def test_a_mixture_is_drawn_by_its_weights_and_its_curriculum(mixture, packing):
     curriculum = [{"tokens": 40 * 16, "weights": {"s1": 1.0}}]
     mixed = streams(mixture | {"packing": packing, "curriculum": curriculum})
-    picked = source_of(mixed.read(range(80)).sample_ids)
+    picked = source_of(mixed.read(range(80)).sample_ids_B)
     assert np.bincount(picked[:40], minlength=2).tolist() == [30, 10]
     assert set(picked[40:]) == {1}
     epochs = mixed.epochs(80)
@@ -69,12 +69,12 @@ def test_a_batch_does_not_depend_on_the_number_of_ranks(mixture):
 
 
 def test_a_source_that_does_not_repeat_is_read_once_and_the_others_go_on(mixture):
-    before = source_of(streams(mixture).read(range(49)).sample_ids)
+    before = source_of(streams(mixture).read(range(49)).sample_ids_B)
     mixture["mixture"][0]["repeat"] = False
     mixed = streams(mixture)
     assert mixed.ends(100) == {"s0": 49} and mixed.ends(49) == {}
     mixed.check_supply(10_000)
-    ids = mixed.read(range(100)).sample_ids
+    ids = mixed.read(range(100)).sample_ids_B
     assert np.array_equal(source_of(ids)[:45], before[:45])  # the last period looks beyond its end
     first = ids[source_of(ids) == 0].tolist()
     assert len(first) == len(set(first)) == 36 and 600 // 16 == 37, "all but one at most"
@@ -195,15 +195,15 @@ def test_padded_rows_hold_one_document_and_batches_of_similar_length(tmp_path, k
     per_epoch = round(200 / stream.epochs(200)["data"])
     rows = stream.read(range(per_epoch))
     sides = [rows, rows.source] if kind == "pairs" else [rows]
-    assert len(set(sides[0].sample_ids.tolist())) == per_epoch
+    assert len(set(sides[0].sample_ids_B.tolist())) == per_epoch
     for side in sides:
-        starts = side.starts[side.starts % 17 < side.num_tokens[side.starts // 17]]
+        starts = side.starts[side.starts % 17 < side.num_tokens_B[side.starts // 17]]
         assert np.array_equal(np.sort(starts // 17), np.arange(per_epoch)), "one document a row"
-    batches = sides[0].num_tokens[: per_epoch // 8 * 8].reshape(-1, 8)
-    spread, whole = np.median(batches.max(axis=1) - batches.min(axis=1)), np.ptp(sides[0].num_tokens)
+    batches = sides[0].num_tokens_B[: per_epoch // 8 * 8].reshape(-1, 8)
+    spread, whole = np.median(batches.max(axis=1) - batches.min(axis=1)), np.ptp(sides[0].num_tokens_B)
     assert spread <= 1 < whole / 4
     part = stream.read(range(40, 57))
-    assert np.array_equal(part.sample_ids, sides[0].sample_ids[40:57])
+    assert np.array_equal(part.sample_ids_B, sides[0].sample_ids_B[40:57])
 
 
 def test_a_padded_batch_is_as_wide_as_its_longest_row(tmp_path):

@@ -51,11 +51,11 @@ def test_rows_are_slices_of_the_run_stream(data, seq_len, lanes, block_samples, 
     stream = build_stream(folder, index, seq_len=seq_len, lanes=lanes, block_samples=block_samples, seed=seed)
     X, document_starts = run_stream(folder, index, seed, epochs=8)
     rows = stream.read(range(start, start + count))
-    assert rows.tokens.dtype == np.uint16 and rows.tokens.shape == (count, seq_len + 1)
+    assert rows.tokens_BT.dtype == np.uint16 and rows.tokens_BT.shape == (count, seq_len + 1)
     expected_starts = []
-    for number, sample in enumerate(rows.sample_ids.tolist()):
+    for number, sample in enumerate(rows.sample_ids_B.tolist()):
         first = sample * seq_len
-        assert rows.tokens[number].tolist() == X[first : first + seq_len + 1].tolist()
+        assert rows.tokens_BT[number].tolist() == X[first : first + seq_len + 1].tolist()
         inside = (at - first for at in sorted(document_starts) if first <= at <= first + seq_len)
         expected_starts += [number * (seq_len + 1) + at for at in inside]
     assert rows.starts.tolist() == expected_starts
@@ -68,7 +68,7 @@ def test_each_token_is_a_target_exactly_once_an_epoch_across_every_edge(data, se
     num_samples = stream.order.epoch_start(3) or 1
     X, _ = run_stream(folder, index, 3, epochs=12)
     rows = stream.read(range(num_samples))
-    by_sample = rows.tokens[np.argsort(rows.sample_ids)]
+    by_sample = rows.tokens_BT[np.argsort(rows.sample_ids_B)]
     assert by_sample[:, 1:].reshape(-1).tolist() == X[1 : num_samples * seq_len + 1].tolist()
 
 
@@ -86,7 +86,7 @@ def test_one_open_shard_is_enough_and_never_exceeded(data):
     narrow, wide = build_stream(folder, index, max_open_shards=1), build_stream(folder, index)
     for position in range(0, 100, 5):
         positions = range(position, position + 5)
-        assert narrow.read(positions).tokens.tolist() == wide.read(positions).tokens.tolist()
+        assert narrow.read(positions).tokens_BT.tolist() == wide.read(positions).tokens_BT.tolist()
         assert narrow._reader.cache_info().currsize == 1
     assert wide._reader.cache_info().currsize == 4
 
@@ -111,24 +111,24 @@ def test_windows_cover_each_token_but_the_first_once_in_the_fixed_order(data, se
     tokens = tokens[:max_tokens]
     num_windows = stream.num_windows(max_tokens)
     rows = stream.read_windows(range(num_windows + extra), max_tokens)
-    targets = [row[1:size] for row, size in zip(rows.tokens.tolist(), rows.num_tokens.tolist(), strict=True)]
+    targets = [row[1:size] for row, size in zip(rows.tokens_BT.tolist(), rows.num_tokens_B.tolist(), strict=True)]
     assert list(chain(*targets)) == tokens[1:].tolist()
     assert all(targets[:num_windows]) and not any(targets[num_windows:])
-    padding = [row[size:] for row, size in zip(rows.tokens.tolist(), rows.num_tokens.tolist(), strict=True)]
+    padding = [row[size:] for row, size in zip(rows.tokens_BT.tolist(), rows.num_tokens_B.tolist(), strict=True)]
     assert set(chain(*padding)) <= {EOS}
 
 
 def test_windows_do_not_depend_on_the_seed_of_training(data):
     folder, index = data
     one, other = (build_stream(folder, index, "validation", seed=seed).read_windows(range(5)) for seed in (1, 2))
-    assert one.tokens.tolist() == other.tokens.tolist()
+    assert one.tokens_BT.tolist() == other.tokens_BT.tolist()
 
 
 def test_32_bit_tokens_are_read(tmp_path):
     index = make_shards(tmp_path, dtype="uint32", vocab_size=200_000)
     tokens, _ = read_split(tmp_path, index, "validation")
     rows = build_stream(tmp_path, index, "validation", seq_len=249).read_windows(range(1))
-    assert rows.tokens[0].tolist() == tokens.tolist() and tokens.max() > 2**16
+    assert rows.tokens_BT[0].tolist() == tokens.tolist() and tokens.max() > 2**16
 
 
 def test_an_empty_split_is_refused(data):

@@ -14,16 +14,16 @@ def make_rows(seed=0, num_rows=6, loss_mask=False):
     tokens = rng.integers(0, 900, (num_rows, 9)).astype(np.uint16)
     starts = np.sort(rng.choice(num_rows * 9, 10, replace=False))
     flags = rng.integers(0, 2, tokens.shape).astype(bool) if loss_mask else None
-    return TokenRows(tokens, starts, None, np.arange(100, 100 + num_rows), flags)
+    return TokenRows(tokens, np.arange(100, 100 + num_rows), starts, None, flags)
 
 
 def cut(rows, first, last):
     """Rows `first` to `last`."""
-    width = rows.tokens.shape[1]
+    width = rows.tokens_BT.shape[1]
     mine = (rows.starts >= first * width) & (rows.starts < last * width)
-    loss_mask = None if rows.loss_mask is None else rows.loss_mask[first:last]
+    loss_mask = None if rows.loss_mask_BT is None else rows.loss_mask_BT[first:last]
     return TokenRows(
-        rows.tokens[first:last], rows.starts[mine] - first * width, None, rows.sample_ids[first:last], loss_mask
+        rows.tokens_BT[first:last], rows.sample_ids_B[first:last], rows.starts[mine] - first * width, None, loss_mask
     )
 
 
@@ -37,16 +37,16 @@ def test_parts_in_any_order_have_the_hash_of_the_whole(loss_mask):
 
 def changed(rows):
     """Rows with one thing that is another."""
-    tokens = rows.tokens.copy()
+    tokens = rows.tokens_BT.copy()
     tokens[2, 8] ^= 1
-    swapped, ids, loss_mask = rows.tokens[[1, 0, 2, 3, 4, 5]], rows.sample_ids.copy(), rows.loss_mask.copy()
+    swapped, ids, loss_mask = rows.tokens_BT[[1, 0, 2, 3, 4, 5]], rows.sample_ids_B.copy(), rows.loss_mask_BT.copy()
     ids[3] += 1000
     loss_mask[4, 4] ^= True
     return {
-        "a token": {"tokens": tokens},
-        "two rows under each other's id": {"tokens": swapped},
-        "a sample id": {"sample_ids": ids},
-        "the loss mask": {"loss_mask": loss_mask},
+        "a token": {"tokens_BT": tokens},
+        "two rows under each other's id": {"tokens_BT": swapped},
+        "a sample id": {"sample_ids_B": ids},
+        "the loss mask": {"loss_mask_BT": loss_mask},
         "a border": {"starts": rows.starts + (np.arange(10) == 9)},
         "no border": {"starts": rows.starts[:-1]},
     }

@@ -42,7 +42,7 @@ def test_a_contact_sheet_has_the_pixels_that_training_reads_and_their_labels(col
     line = shown.write(tmp_path / "out/sheet.png")
     assert line.endswith("sheet.png: 6 images of train from position 2, 8 x 8 pixels, as the model reads them")
     sheet = np.asarray(Image.open(tmp_path / "out/sheet.png"))
-    for place, image in enumerate(shown.rows.pixels):
+    for place, image in enumerate(shown.rows.pixels_BCYX):
         top, left = 6 + place // 3 * (96 + 26 + 6), 6 + place % 3 * (96 + 6)
         assert np.array_equal(sheet[top : top + 96 : 12, left : left + 96 : 12], image.transpose(1, 2, 0))
         assert (sheet[top + 96 : top + 122, left : left + 96] < 100).any()  # its caption
@@ -58,7 +58,7 @@ def test_a_contact_sheet_has_the_pixels_that_training_reads_and_their_labels(col
 
 def test_a_folder_shows_the_centres_of_both_splits(colors, tmp_path):
     shown = show(str(colors), [], ReadingOptions())
-    assert shown.rows.pixels.shape == (32, 3, 96, 96) and shown.rows.mixed is None
+    assert shown.rows.pixels_BCYX.shape == (32, 3, 96, 96) and shown.rows.mixed_B2 is None
     held_out = show(str(colors), [], ReadingOptions(split="validation", rows=1))
     (row,) = held_out.facts()["rows"]
     assert [*row["labels"].values()] == [1.0]

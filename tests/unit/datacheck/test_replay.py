@@ -125,11 +125,11 @@ def broken(course, change):
 
 
 def test_a_sample_that_comes_twice_is_named(course):
-    fifth = int(course.open()(range(5, 6)).sample_ids[0])
+    fifth = int(course.open()(range(5, 6)).sample_ids_B[0])
 
     def change(positions, rows):
         if 77 in positions and 5 not in positions:
-            rows.sample_ids[77 - positions.start] = fifth
+            rows.sample_ids_B[77 - positions.start] = fifth
         return rows
 
     with pytest.raises(DataError, match=rf"world size 2: not exactly once: sample {fifth} came twice; verify again"):
@@ -138,7 +138,7 @@ def test_a_sample_that_comes_twice_is_named(course):
 
 def test_a_sample_that_comes_twice_at_once_is_noticed(course):
     def change(positions, rows):
-        rows.sample_ids[0] = rows.sample_ids[-1]
+        rows.sample_ids_B[0] = rows.sample_ids_B[-1]
         return rows
 
     with pytest.raises(DataError, match=r"not exactly once: 119 rows hold only \d+ different samples"):
@@ -147,7 +147,7 @@ def test_a_sample_that_comes_twice_at_once_is_noticed(course):
 
 def test_a_sample_that_never_comes_is_named(course):
     def change(positions, rows):
-        rows.sample_ids[rows.sample_ids == 33] = 5000
+        rows.sample_ids_B[rows.sample_ids_B == 33] = 5000
         return rows
 
     with pytest.raises(DataError, match="not exactly once: sample 33 never came"):
@@ -174,4 +174,4 @@ def test_padded_rows_of_the_next_epoch_own_nothing(data):
     assert course.num_rows > course.num_samples
     reading = read(course, (3,))
     assert (reading.num_samples, reading.num_tokens) == (course.num_samples, 1900)
-    assert not np.array_equal(course.open()(range(20)).sample_ids, np.arange(20))
+    assert not np.array_equal(course.open()(range(20)).sample_ids_B, np.arange(20))

@@ -24,7 +24,7 @@ def in_words(rows, tokenizer, kind="causal", document_mask=True):
     """Rows of one stack, or pairs."""
     eos = tokenizer.token_to_id(EOS)
     vocabulary = describe_vocabulary(tokenizer, SpecialTokens(eos=eos, start=eos))
-    width = rows.tokens.shape[1] - 1
+    width = rows.tokens_BT.shape[1] - 1
     context = RowContext(0, vocabulary, RowLengths(width, width), 1, document_mask)
     return describe_rows(rows, ObjectiveConfig(kind=kind), context, tokenizer)
 
@@ -93,7 +93,7 @@ def test_padding_belongs_to_no_document(tmp_path):
     assert sorted(said(d) for row in shown for d in row.documents) == sorted(
         ["a" * 9 + EOS, "b" * 40, "b" * 10 + EOS, "c" * 4 + EOS]
     )
-    for row, filled in zip(shown, np.minimum(rows.num_tokens, 40).tolist(), strict=True):
+    for row, filled in zip(shown, np.minimum(rows.num_tokens_B, 40).tolist(), strict=True):
         assert row.num_padding == 40 - filled == 40 - sum(d.target.num_tokens for d in row.documents)
     (cut,) = [d for row in shown for d in row.documents if said(d) == "b" * 40]
     assert cut.goes_on
@@ -128,7 +128,7 @@ def test_special_tokens_are_told_from_text_that_spells_them():
     """Places are of ids, not of words."""
     tokenizer = train_bpe(["ab"], 300)
     ids = [*tokenizer.encode(f"a{EOS}b").ids, tokenizer.token_to_id(EOS)]
-    rows = TokenRows(np.array([[*ids, 0]], np.uint16), np.array([0]), None, np.array([0]))
+    rows = TokenRows(np.array([[*ids, 0]], np.uint16), np.array([0]), np.array([0]), None)
     (row,) = in_words(rows, tokenizer)
     (stretch,) = row.documents[0].target.stretches
     assert stretch.text == f"a{EOS}b{EOS}"
@@ -136,7 +136,7 @@ def test_special_tokens_are_told_from_text_that_spells_them():
 
 
 def test_a_row_that_was_skipped_is_padding_alone():
-    rows = TokenRows(np.zeros((1, 9), np.uint16), np.empty(0, np.int64), np.array([0]), np.array([5]))
+    rows = TokenRows(np.zeros((1, 9), np.uint16), np.array([5]), np.empty(0, np.int64), np.array([0]))
     (row,) = in_words(rows, train_bpe(["ab"], 300))
     assert (row.documents, row.num_padding, row.num_targets) == ((), 8, 0)
 
@@ -148,7 +148,7 @@ def test_a_character_that_a_border_cuts_does_not_move_what_follows():
     assert len(ids) == 5
     tokens = np.array([[*ids, 0]], np.uint16)
     learned = np.array([[False, False, True, True, True, True]])
-    rows = TokenRows(tokens, np.array([0]), None, np.array([0]), learned)
+    rows = TokenRows(tokens, np.array([0]), np.array([0]), None, learned)
     (row,) = in_words(rows, tokenizer, "supervised")
     context, rest = row.documents[0].target.stretches
     assert (len(context.inputs), len(rest.inputs)) == (2, 3)

@@ -70,11 +70,11 @@ def test_how_full_rows_are_is_what_a_stream_gives(root, kind):
             ShardSet(folder, index, "train"), seq_len=length, source_len=length if kind == "pairs" else None
         )
         rows = stream.read(range(stream.order.num_tokens))
-        filled = np.minimum(rows.num_tokens, length).sum()
+        filled = np.minimum(rows.num_tokens_B, length).sum()
         assert bins["too_long"] == stream.num_too_long / 90
         assert bins["full"] == filled / (length * stream.order.num_tokens)
         if kind == "pairs":
-            assert bins["source_full"] == rows.source.num_tokens.sum() / (length * stream.order.num_tokens)
+            assert bins["source_full"] == rows.source.num_tokens_B.sum() / (length * stream.order.num_tokens)
         assert (packing["concat"] is None) == (kind != "text")
 
 

@@ -117,11 +117,11 @@ def test_masked_loss_is_over_the_masks_of_the_seed_and_comes_again(folder):
     vocabulary = describe_vocabulary(load_tokenizer(data / "tokenizer.json"), special)
     rows = masked_rows(stream.read_windows(range(stream.num_windows())), MaskedConfig(), vocabulary, 7, True)
     pieces = []
-    for row in range(len(rows.inputs)):
-        documents = rows.documents[row] if rows.documents is not None else torch.zeros(32).int().numpy()
+    for row in range(len(rows.tokens_BT)):
+        documents = rows.documents_BT[row] if rows.documents_BT is not None else torch.zeros(32).int().numpy()
         for number in sorted(set(documents.tolist())):
             places = documents == number
-            pieces.append((rows.inputs[row][places].tolist(), rows.targets[row][places].tolist(), None))
+            pieces.append((rows.tokens_BT[row][places].tolist(), rows.targets_BT[row][places].tolist(), None))
     loss, correct, count = sums_by_hand(artifact.model, pieces)
     assert (found.report.num_targets, found.report.num_correct) == (count, correct)
     assert found.report.loss == pytest.approx(loss, rel=1e-5)

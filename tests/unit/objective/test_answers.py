@@ -47,7 +47,7 @@ def raw_rows(questions=QUESTIONS) -> TokenRows:
         sizes.append(at)
         if at < WIDTH - 1:
             starts.append(row * WIDTH + at)
-    return TokenRows(tokens, np.array(starts), np.array(sizes), np.arange(len(questions)), labels=marks)
+    return TokenRows(tokens, np.arange(len(questions)), np.array(starts), np.array(sizes), labels_BT=marks)
 
 
 def make(family: str, folder, kind: str = "QuestionAnswering") -> Lent:
@@ -65,21 +65,21 @@ def documents_of(rows: TokenRows, questions=QUESTIONS):
     for row, documents in enumerate(questions):
         at = 0
         for question, text, first, last in documents:
-            ids = torch.from_numpy(rows.tokens[row, at : at + question + text].astype(np.int64))[None]
+            ids = torch.from_numpy(rows.tokens_BT[row, at : at + question + text].astype(np.int64))[None]
             yield ids, (torch.arange(question + text) >= question).long()[None], (first, last)
             at += question + text
 
 
 def test_a_row_has_a_target_and_three_places_for_each_question():
     made = answer_rows(raw_rows())
-    assert made.num_targets == 5
-    assert np.argwhere(made.targets != IGNORE_INDEX).tolist() == [[0, 0], [0, 14], [1, 0], [2, 0], [2, 13]]
-    assert made.target_positions.reshape(-1, 3).tolist() == [
+    assert made.num_targets() == 5
+    assert np.argwhere(made.targets_BT != IGNORE_INDEX).tolist() == [[0, 0], [0, 14], [1, 0], [2, 0], [2, 13]]
+    assert made.target_positions_P.reshape(-1, 3).tolist() == [
         [0, 8, 10], [14, 19, 19], [32, 35, 53], [64, 64, 64], [77, 92, 92]
     ]  # fmt: skip
     types = [[0] * question + [1] * text for documents in QUESTIONS for question, text, _, _ in documents]
-    assert made.token_types[made.documents >= 0].tolist() == [kind for document in types for kind in document]
-    assert made.positions[0, 13:16].tolist() == [13, 0, 1] and made.num_padding == 8 + 9 + 3 + 32
+    assert made.token_types_BT[made.documents_BT >= 0].tolist() == [kind for document in types for kind in document]
+    assert made.positions_BT[0, 13:16].tolist() == [13, 0, 1] and made.num_padding == 8 + 9 + 3 + 32
 
 
 @pytest.mark.parametrize("family", ["Bert", "Roberta", "DistilBert", "Llama", "GPT2", "Falcon"])
@@ -214,19 +214,19 @@ def choices_of(questions=CHOICES) -> TokenRows:
                 at = end
         sizes.append(at)
         starts.append(row * WIDTH + at)
-    return TokenRows(tokens, np.array(starts), np.array(sizes), np.arange(len(questions)), labels=marks)
+    return TokenRows(tokens, np.arange(len(questions)), np.array(starts), np.array(sizes), labels_BT=marks)
 
 
 def test_a_row_has_a_target_for_each_question_and_a_place_for_each_choice():
     made = choice_rows(choices_of())
-    assert made.num_targets == 3
-    assert np.argwhere(made.targets != IGNORE_INDEX).tolist() == [[0, 0], [0, 12], [2, 0]]
-    assert made.targets[made.targets != IGNORE_INDEX].tolist() == [1, 0, 2]
-    assert made.target_positions.tolist() == [0, 7, 12, 17, 20, 64, 71, 77, 85]
+    assert made.num_targets() == 3
+    assert np.argwhere(made.targets_BT != IGNORE_INDEX).tolist() == [[0, 0], [0, 12], [2, 0]]
+    assert made.targets_BT[made.targets_BT != IGNORE_INDEX].tolist() == [1, 0, 2]
+    assert made.target_positions_P.tolist() == [0, 7, 12, 17, 20, 64, 71, 77, 85]
     types = [
         kind for asked in CHOICES for size, choices, _ in asked for one in choices for kind in [0] * size + [1] * one
     ]
-    assert made.token_types[made.documents >= 0].tolist() == types
+    assert made.token_types_BT[made.documents_BT >= 0].tolist() == types
 
 
 @pytest.mark.parametrize("family", ["Bert", "Roberta", "DistilBert", "Electra"])
@@ -242,7 +242,7 @@ def test_the_loss_of_choices_is_that_of_transformers_on_each_question_alone(fami
             inputs = {name: torch.zeros(1, len(choices), longest, dtype=torch.int64) for name in INPUTS}
             for number, size in enumerate(choices):
                 end = at + question + size
-                inputs["input_ids"][0, number, : question + size] = torch.tensor(rows.tokens[row, at:end].tolist())
+                inputs["input_ids"][0, number, : question + size] = torch.tensor(rows.tokens_BT[row, at:end].tolist())
                 inputs["attention_mask"][0, number, : question + size] = 1
                 inputs["token_type_ids"][0, number, question : question + size] = 1
                 at = end

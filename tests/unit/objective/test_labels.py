@@ -46,18 +46,18 @@ def labelled_rows(seed: int, seq_len: int = 24, num_rows: int = 6, *, tagged: bo
         sizes.append(at)
         if at < seq_len:
             starts.append(row * (seq_len + 1) + at)
-    return TokenRows(tokens, np.array(starts), np.array(sizes), np.arange(num_rows), labels=labels)
+    return TokenRows(tokens, np.arange(num_rows), np.array(starts), np.array(sizes), labels_BT=labels)
 
 
 def documents_of(rows: TokenRows) -> list[tuple[np.ndarray, np.ndarray, int, int]]:
     """Tokens, labels, row and column of each document, one by one."""
-    width, found = rows.tokens.shape[1], []
-    for row in range(len(rows.tokens)):
-        size = int(rows.num_tokens[row])
+    width, found = rows.tokens_BT.shape[1], []
+    for row in range(len(rows.tokens_BT)):
+        size = int(rows.num_tokens_B[row])
         starts = [start - row * width for start in rows.starts.tolist() if start // width == row]
         edges = [start for start in starts if start < size] + [size]
         for a, b in pairwise(edges):
-            found.append((rows.tokens[row, a:b].astype(np.int64), rows.labels[row, a:b].astype(np.int64), row, a))
+            found.append((rows.tokens_BT[row, a:b].astype(np.int64), rows.labels_BT[row, a:b].astype(np.int64), row, a))
     return found
 
 
@@ -73,8 +73,8 @@ def test_rows_are_what_going_through_their_documents_one_by_one_gives(tagged):
     for seed in range(20):
         rows = labelled_rows(seed, tagged=tagged)
         made = label_rows(rows, document_mask=True)
-        inputs = np.full(made.inputs.shape, 1)
-        targets = np.full(made.inputs.shape, IGNORE_INDEX)
+        inputs = np.full(made.tokens_BT.shape, 1)
+        targets = np.full(made.tokens_BT.shape, IGNORE_INDEX)
         positions, documents = np.zeros_like(inputs), np.full(inputs.shape, -1)
         numbers = dict.fromkeys(range(len(inputs)), 0)
         for tokens, labels, row, first in documents_of(rows):
@@ -83,17 +83,17 @@ def test_rows_are_what_going_through_their_documents_one_by_one_gives(tagged):
                 positions[row, first + offset], documents[row, first + offset] = offset, numbers[row]
             numbers[row] += 1
         real = documents >= 0
-        assert (made.inputs == inputs).all() and (made.targets == targets).all()
-        assert (made.documents == documents).all() and (made.positions[real] == positions[real]).all()
-        assert made.target_positions.tolist() == np.flatnonzero(targets != IGNORE_INDEX).tolist()
-        assert (made.num_targets, made.num_padding) == (len(made.target_positions), int((~real).sum()))
-        assert made.inputs.dtype == made.targets.dtype == np.int64
+        assert (made.tokens_BT == inputs).all() and (made.targets_BT == targets).all()
+        assert (made.documents_BT == documents).all() and (made.positions_BT[real] == positions[real]).all()
+        assert made.target_positions_P.tolist() == np.flatnonzero(targets != IGNORE_INDEX).tolist()
+        assert (made.num_targets(), made.num_padding) == (len(made.target_positions_P), int((~real).sum()))
+        assert made.tokens_BT.dtype == made.targets_BT.dtype == np.int64
 
 
 def test_rows_that_are_one_document_each_take_the_dense_path():
     rows = labelled_rows(0, num_rows=1)
     made = label_rows(rows, document_mask=True)
-    assert made.positions is None and made.documents is None and made.num_padding == 0
+    assert made.positions_BT is None and made.documents_BT is None and made.num_padding == 0
 
 
 @pytest.mark.parametrize("name", sorted(HEADS))
@@ -138,14 +138,14 @@ def test_the_loss_is_the_cross_entropy_of_the_labels_and_knows_how_many_are_righ
 def test_a_batch_without_a_label_has_a_loss_of_zero_and_gradients_of_zero(kind):
     rows = labelled_rows(1)
     blank = TokenRows(
-        rows.tokens, rows.starts, rows.num_tokens, rows.sample_ids, labels=np.full_like(rows.labels, -100)
+        rows.tokens_BT, rows.sample_ids_B, rows.starts, rows.num_tokens_B, labels_BT=np.full_like(rows.labels_BT, -100)
     )
     config, context = context_of(24, num_stacks=1, document_mask=True, kind=kind)
     made = build_rows(config, context)(blank)
     model = model_of("first")
     found = build_loss(config)(model, build_batch(made))
     found.loss_sum.backward()
-    assert found.loss_sum == 0 and made.num_targets == 0
+    assert found.loss_sum == 0 and made.num_targets() == 0
     assert all(p.grad is not None and not p.grad.any() for p in (model.head.weight, model.head.transform.weight))
 
 

@@ -42,7 +42,7 @@ def random_rows(num_rows: int, seq_len: int, *, seed: int = 0, first_id: int = 0
     tokens = rng.integers(0, SIZE, (num_rows, seq_len + 1)).astype(np.uint16)
     starts = np.flatnonzero(rng.random(tokens.size) < 0.1)
     sizes = rng.integers(0, seq_len + 2, num_rows) if padded else None
-    return TokenRows(tokens, starts, sizes, first_id + np.arange(num_rows))
+    return TokenRows(tokens, first_id + np.arange(num_rows), starts, sizes)
 
 
 def draw(purpose: str, seed: int, sample_id: int, place: int) -> float:
@@ -52,9 +52,9 @@ def draw(purpose: str, seed: int, sample_id: int, place: int) -> float:
 def mask_slowly(rows: TokenRows, config: MaskedConfig, seed: int) -> tuple[list[list[int]], list[list[int]]]:
     """Returns inputs and targets."""
     inputs, targets = [], []
-    width = rows.tokens.shape[1]
-    for row, (tokens, sample) in enumerate(zip(rows.tokens.tolist(), rows.sample_ids.tolist(), strict=True)):
-        real = width if rows.num_tokens is None else int(rows.num_tokens[row])
+    width = rows.tokens_BT.shape[1]
+    for row, (tokens, sample) in enumerate(zip(rows.tokens_BT.tolist(), rows.sample_ids_B.tolist(), strict=True)):
+        real = width if rows.num_tokens_B is None else int(rows.num_tokens_B[row])
         inputs.append([])
         targets.append([])
         word = -1
@@ -91,12 +91,12 @@ def test_masking_equals_the_slow_reference(config, num_rows, seq_len, seed, padd
     rows = random_rows(num_rows, seq_len, seed=seed, first_id=1000 * seed, padded=padded)
     found = masked_rows(rows, config, VOCABULARY, seed, document_mask=True)
     inputs, targets = mask_slowly(rows, config, seed)
-    assert found.inputs.tolist() == inputs
-    assert found.targets.tolist() == targets
+    assert found.tokens_BT.tolist() == inputs
+    assert found.targets_BT.tolist() == targets
     flat = [place for place, target in enumerate(itertools.chain(*targets)) if target != IGNORE_INDEX]
-    assert found.target_positions is not None and found.target_positions.tolist() == flat
-    assert found.num_targets == len(flat)
-    assert [found.inputs.dtype, found.targets.dtype, found.target_positions.dtype] == [np.int64] * 3
+    assert found.target_positions_P is not None and found.target_positions_P.tolist() == flat
+    assert found.num_targets() == len(flat)
+    assert [found.tokens_BT.dtype, found.targets_BT.dtype, found.target_positions_P.dtype] == [np.int64] * 3
 
 
 def deviations(count: int, total: int, share: float) -> float:
@@ -110,17 +110,17 @@ def test_rate_and_fates_have_their_shares_over_many_tokens(rate, random, keep, w
     rows = random_rows(400, 500)
     config = MaskedConfig(rate=rate, random=random, keep=keep, whole_words=whole_words)
     found = masked_rows(rows, config, VOCABULARY, 11, document_mask=True)
-    tokens = rows.tokens[:, :-1]
+    tokens = rows.tokens_BT[:, :-1]
     candidates = int((~IS_SPECIAL[tokens]).sum())
-    chosen = found.targets != IGNORE_INDEX
+    chosen = found.targets_BT != IGNORE_INDEX
     total = int(chosen.sum())
     # Words are chosen whole: their mean length of at most three makes the count of tokens vary more.
     assert deviations(total, candidates, rate) < (8 if whole_words else 4)
     assert not IS_SPECIAL[tokens[chosen]].any()
-    assert np.array_equal(found.targets[chosen], tokens[chosen])
-    assert np.array_equal(found.inputs[~chosen], tokens[~chosen])
-    masked = int((found.inputs[chosen] == MASK).sum())
-    kept = int((found.inputs[chosen] == tokens[chosen]).sum())
+    assert np.array_equal(found.targets_BT[chosen], tokens[chosen])
+    assert np.array_equal(found.tokens_BT[~chosen], tokens[~chosen])
+    masked = int((found.tokens_BT[chosen] == MASK).sum())
+    kept = int((found.tokens_BT[chosen] == tokens[chosen]).sum())
     by_chance = random / len(ORDINARY)
     for count, share in ((masked, 1 - random - keep), (kept, keep + by_chance)):
         if 0 < share < 1:
@@ -132,7 +132,7 @@ def test_rate_and_fates_have_their_shares_over_many_tokens(rate, random, keep, w
 def test_what_replaces_a_token_is_uniform_over_the_ordinary_ones():
     rows = random_rows(600, 500)
     found = masked_rows(rows, MaskedConfig(rate=0.9, random=1.0, keep=0.0), VOCABULARY, 5, document_mask=True)
-    replaced = found.inputs[found.targets != IGNORE_INDEX]
+    replaced = found.tokens_BT[found.targets_BT != IGNORE_INDEX]
     counts = np.bincount(replaced, minlength=SIZE)
     assert counts[list(SPECIAL)].sum() == 0
     expected = len(replaced) / len(ORDINARY)
@@ -144,12 +144,12 @@ def test_what_replaces_a_token_is_uniform_over_the_ordinary_ones():
 def test_a_word_is_predicted_whole_or_not_at_all_and_words_are_independent():
     rows = random_rows(500, 300)
     found = masked_rows(rows, MaskedConfig(rate=0.2, whole_words=True), VOCABULARY, 2, document_mask=True)
-    tokens = rows.tokens[:, :-1].astype(np.int64)
+    tokens = rows.tokens_BT[:, :-1].astype(np.int64)
     apart = np.zeros(tokens.shape, dtype=bool)
     row, column = np.divmod(rows.starts, 301)
     apart[row[column < 300], column[column < 300]] = True
     begins = find_words(tokens, apart)
-    chosen, candidate = found.targets != IGNORE_INDEX, ~IS_SPECIAL[tokens]
+    chosen, candidate = found.targets_BT != IGNORE_INDEX, ~IS_SPECIAL[tokens]
     within = ~begins[:, 1:] & candidate[:, 1:]
     assert within.sum() > 10_000
     assert np.array_equal(chosen[:, 1:][within], chosen[:, :-1][within])
@@ -168,44 +168,45 @@ def test_a_row_is_masked_alike_whatever_rows_are_beside_it(whole_words):
     chosen = np.arange(9) % 2 == 0
     for part in (chosen, ~chosen):
         found = masked_rows(select_rows(rows, part), config, VOCABULARY, 1, document_mask=True)
-        assert np.array_equal(found.inputs, whole.inputs[part])
-        assert np.array_equal(found.targets, whole.targets[part])
-        assert np.array_equal(found.sample_ids, whole.sample_ids[part])
+        assert np.array_equal(found.tokens_BT, whole.tokens_BT[part])
+        assert np.array_equal(found.targets_BT, whole.targets_BT[part])
+        assert np.array_equal(found.sample_ids_B, whole.sample_ids_B[part])
 
 
 def test_another_seed_or_epoch_masks_anew():
     rows = random_rows(20, 200)
     chosen = [
-        masked_rows(replace(rows, sample_ids=ids), MaskedConfig(), VOCABULARY, seed, document_mask=True).targets > 0
+        masked_rows(replace(rows, sample_ids_B=ids), MaskedConfig(), VOCABULARY, seed, document_mask=True).targets_BT
+        > 0
         for ids, seed in ((np.arange(20), 1), (np.arange(20), 2), (np.arange(1000, 1020), 1))
     ]
-    candidates = int((~IS_SPECIAL[rows.tokens[:, :-1]]).sum())
+    candidates = int((~IS_SPECIAL[rows.tokens_BT[:, :-1]]).sum())
     for other in chosen[1:]:
         both = int((chosen[0] & other).sum())
         assert deviations(both, candidates, 0.15 * 0.15) < 4
 
 
 def test_documents_and_padding_are_apart_and_a_whole_row_is_dense():
-    rows = TokenRows(np.full((2, 7), 5, np.uint16), np.array([0, 4, 7]), np.array([5, 0]), np.arange(2))
+    rows = TokenRows(np.full((2, 7), 5, np.uint16), np.arange(2), np.array([0, 4, 7]), np.array([5, 0]))
     found = masked_rows(rows, MaskedConfig(), VOCABULARY, 0, document_mask=True)
-    assert found.documents is not None and found.positions is not None
-    assert found.documents.tolist() == [[0, 0, 0, 0, 1, -1], [-1] * 6]
-    assert found.positions.tolist() == [[0, 1, 2, 3, 0, 1], [0, 1, 2, 3, 4, 5]]
+    assert found.documents_BT is not None and found.positions_BT is not None
+    assert found.documents_BT.tolist() == [[0, 0, 0, 0, 1, -1], [-1] * 6]
+    assert found.positions_BT.tolist() == [[0, 1, 2, 3, 0, 1], [0, 1, 2, 3, 4, 5]]
     apart = masked_rows(rows, MaskedConfig(), VOCABULARY, 0, document_mask=False)
-    assert apart.documents is not None and apart.documents.tolist() == [[0, 0, 0, 0, 0, -1], [-1] * 6]
-    full = masked_rows(replace(rows, num_tokens=np.array([7, 6])), MaskedConfig(), VOCABULARY, 0, document_mask=False)
-    assert full.documents is None and full.positions is None
+    assert apart.documents_BT is not None and apart.documents_BT.tolist() == [[0, 0, 0, 0, 0, -1], [-1] * 6]
+    full = masked_rows(replace(rows, num_tokens_B=np.array([7, 6])), MaskedConfig(), VOCABULARY, 0, document_mask=False)
+    assert full.documents_BT is None and full.positions_BT is None
 
 
 def batch_of(rows: TokenRows, document_mask: bool = True) -> Batch:
     made = masked_rows(rows, MaskedConfig(rate=0.5), VOCABULARY, 3, document_mask)
     tensors = {
-        "positions_BT": made.positions,
-        "documents_BT": made.documents,
-        "target_positions_P": made.target_positions,
+        "positions_BT": made.positions_BT,
+        "documents_BT": made.documents_BT,
+        "target_positions_P": made.target_positions_P,
     }
     optional = {name: None if array is None else torch.from_numpy(array) for name, array in tensors.items()}
-    return Batch(torch.from_numpy(made.inputs), torch.from_numpy(made.targets), **optional)
+    return Batch(torch.from_numpy(made.tokens_BT), torch.from_numpy(made.targets_BT), **optional)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])
@@ -213,7 +214,7 @@ def test_a_packed_row_gives_what_its_documents_give_alone_and_padding_is_not_see
     model = build(encoder_config(), dtype=torch.float64, attention=attention)
     lengths = [5, 1, 7]
     tokens = np.random.default_rng(0).integers(5, 60, 16).astype(np.uint16)[None]
-    row = TokenRows(tokens, np.array([0, 5, 6, 13]), np.array([13]), np.array([4]))
+    row = TokenRows(tokens, np.array([4]), np.array([0, 5, 6, 13]), np.array([13]))
     packed = batch_of(row)
     hidden = model(packed, logits=False).hidden_BTD[0]
     first = 0

@@ -30,7 +30,7 @@ def image_rows(sample_ids, num_tokens=None):
     counts = None if num_tokens is None else np.array(num_tokens)
     starts = np.arange(len(sample_ids)) * width
     tokens = np.zeros(labels.shape, np.uint16)
-    return TokenRows(tokens, starts, counts, np.array(sample_ids), labels=labels, pixels=pixels)
+    return TokenRows(tokens, np.array(sample_ids), starts, counts, labels_BT=labels, pixels_BCYX=pixels)
 
 
 def hide(rows, seed=3):
@@ -39,30 +39,30 @@ def hide(rows, seed=3):
 
 def test_each_patch_is_read_or_predicted_and_the_class_token_always_read():
     made = hide(image_rows(range(50)))
-    places = made.source.positions
+    places = made.source.positions_BT
     assert places.shape == (50, READ) and (places[:, 0] == 0).all() and (np.diff(places, axis=1) > 0).all()
-    for row, targets in zip(places, made.targets, strict=True):
+    for row, targets in zip(places, made.targets_BT, strict=True):
         assert sorted([*row, *np.flatnonzero(targets == 0)]) == list(range(17))
-    assert made.num_targets == 50 * 12 and made.num_tokens == 50 * (17 + READ)
+    assert made.num_targets() == 50 * 12 and made.num_tokens() == 50 * (17 + READ)
     # Every patch is hidden now and then.
-    assert ((made.targets == 0).mean(axis=0)[1:] > 0.4).all()
+    assert ((made.targets_BT == 0).mean(axis=0)[1:] > 0.4).all()
 
 
 def test_what_is_hidden_depends_on_the_seed_and_the_sample_alone():
     rows = image_rows(range(10))
     whole = hide(rows)
     some = hide(select_rows(rows, np.arange(10) % 3 == 1))
-    np.testing.assert_array_equal(some.targets, whole.targets[1::3])
-    np.testing.assert_array_equal(some.source.positions, whole.source.positions[1::3])
-    assert not np.array_equal(hide(rows, seed=4).targets, whole.targets)
-    assert len({tuple(row) for row in whole.source.positions.tolist()}) == 10
+    np.testing.assert_array_equal(some.targets_BT, whole.targets_BT[1::3])
+    np.testing.assert_array_equal(some.source.positions_BT, whole.source.positions_BT[1::3])
+    assert not np.array_equal(hide(rows, seed=4).targets_BT, whole.targets_BT)
+    assert len({tuple(row) for row in whole.source.positions_BT.tolist()}) == 10
 
 
 def test_an_image_that_could_not_be_read_has_no_targets_and_counts_no_tokens():
     made = hide(image_rows(range(3), num_tokens=[18, 0, 18]))
-    assert (made.targets[1] == IGNORE_INDEX).all()
-    assert made.num_targets == 24 and made.num_tokens == 2 * (17 + READ)
-    np.testing.assert_array_equal(made.targets[::2], hide(image_rows(range(3))).targets[::2])
+    assert (made.targets_BT[1] == IGNORE_INDEX).all()
+    assert made.num_targets() == 24 and made.num_tokens() == 2 * (17 + READ)
+    np.testing.assert_array_equal(made.targets_BT[::2], hide(image_rows(range(3))).targets_BT[::2])
 
 
 def build(objective):

@@ -43,7 +43,7 @@ def raw_rows(pairs=PAIRS) -> TokenRows:
                 at = end
         counts.append(at)
         starts.append(number * WIDTH + at)
-    return TokenRows(tokens, np.array(starts), np.array(counts), np.arange(len(pairs)), mask)
+    return TokenRows(tokens, np.arange(len(pairs)), np.array(starts), np.array(counts), mask)
 
 
 def build(seed: int):
@@ -54,7 +54,7 @@ def build(seed: int):
 
 
 def batch_of(reference, rows=None):
-    table = build_table(preference_rows(raw_rows()).pairs.keys, reference)
+    table = build_table(preference_rows(raw_rows()).pairs.keys_A, reference)
     return build_batch(add_reference(preference_rows, table)(rows or raw_rows()))
 
 
@@ -68,22 +68,22 @@ def log_probability(model, prompt, answer):
 
 def test_a_row_has_its_pairs_as_documents_and_one_target_a_pair():
     made = preference_rows(raw_rows())
-    assert made.num_targets == 3
-    assert np.argwhere(made.targets != IGNORE_INDEX).tolist() == [[0, 0], [0, 12], [1, 0]]
+    assert made.num_targets() == 3
+    assert np.argwhere(made.targets_BT != IGNORE_INDEX).tolist() == [[0, 0], [0, 12], [1, 0]]
     answers = [answer for row in PAIRS for _, *both in row for answer in both]
-    assert made.pairs.targets.tolist() == [token for answer in answers for token in answer]
-    assert made.pairs.sides.tolist() == [side for side, answer in enumerate(answers) for _ in answer]
-    assert made.positions[0, 12:16].tolist() == [0, 1, 2, 3] and made.num_padding == 2 * 32 - 18 - 13 + 32
+    assert made.pairs.targets_P.tolist() == [token for answer in answers for token in answer]
+    assert made.pairs.sides_P.tolist() == [side for side, answer in enumerate(answers) for _ in answer]
+    assert made.positions_BT[0, 12:16].tolist() == [0, 1, 2, 3] and made.num_padding == 2 * 32 - 18 - 13 + 32
 
 
 def test_the_key_of_a_pair_is_that_of_its_tokens_wherever_it_is():
     first, second = PAIRS[0]
-    keys = preference_rows(raw_rows()).pairs.keys
-    moved = preference_rows(raw_rows([[second], PAIRS[1], [first]])).pairs.keys
+    keys = preference_rows(raw_rows()).pairs.keys_A
+    moved = preference_rows(raw_rows([[second], PAIRS[1], [first]])).pairs.keys_A
     assert moved.tolist() == [keys[1], keys[2], keys[0]]
     prompt, chosen, rejected = first
     others = [(prompt, rejected, chosen), (prompt[:-1], [5, *chosen], [5, *rejected]), (prompt, chosen, [*rejected, 1])]
-    found = preference_rows(raw_rows([[other] for other in others])).pairs.keys
+    found = preference_rows(raw_rows([[other] for other in others])).pairs.keys_A
     assert len({*found.tolist(), *keys.tolist()}) == 6
 
 
@@ -141,9 +141,9 @@ def test_a_table_finds_what_it_was_built_from_and_refuses_the_rest(tmp_path):
     made = preference_rows(raw_rows())
     values = np.arange(6.0).reshape(3, 2)
     path = tmp_path / "reference.safetensors"
-    path.write_bytes(build_table([*made.pairs.keys, made.pairs.keys[0]], [*values, [9.0, 9.0]]).dump())
-    np.testing.assert_array_equal(read_table(path).find(made.pairs.keys[::-1]), values[::-1])
-    few = build_table(made.pairs.keys[:2], values[:2])
+    path.write_bytes(build_table([*made.pairs.keys_A, made.pairs.keys_A[0]], [*values, [9.0, 9.0]]).dump())
+    np.testing.assert_array_equal(read_table(path).find(made.pairs.keys_A[::-1]), values[::-1])
+    few = build_table(made.pairs.keys_A[:2], values[:2])
     for table in (few, ReferenceTable(few.keys[:0], few.values[:0])):
         with pytest.raises(DataError, match="a pair of answers that the run did not begin with"):
             add_reference(preference_rows, table)(raw_rows())
@@ -154,8 +154,8 @@ def test_a_table_finds_what_it_was_built_from_and_refuses_the_rest(tmp_path):
 
 def test_a_dataset_that_ends_has_rows_without_pairs():
     made = add_reference(preference_rows, None)(raw_rows([[], []]))
-    assert made.num_targets == 0 and made.pairs.reference.shape == (0, 2)
+    assert made.num_targets() == 0 and made.pairs.reference_A2.shape == (0, 2)
     model = build(1)
     found = build_loss(ObjectiveConfig(kind="dpo"))(model, build_batch(made))
     found.loss_sum.backward()
-    assert found.loss_sum.item() == 0 and made.num_tokens == 0
+    assert found.loss_sum.item() == 0 and made.num_tokens() == 0

@@ -23,13 +23,13 @@ SEED = 5
 
 def split_slowly(raw: TokenRows, document_mask: bool) -> tuple[list[list[bool]], list[list[int]]]:
     """Returns which tokens are a prefix, and the targets, document by document."""
-    width = raw.tokens.shape[1]
+    width = raw.tokens_BT.shape[1]
     if not document_mask:
-        raw = TokenRows(raw.tokens, np.empty(0, np.int64), raw.num_tokens, raw.sample_ids)
+        raw = TokenRows(raw.tokens_BT, raw.sample_ids_B, np.empty(0, np.int64), raw.num_tokens_B)
     targets = pack_slowly(raw)[1]
     prefixes = []
-    for row, sample in enumerate(raw.sample_ids.tolist()):
-        real = width if raw.num_tokens is None else int(raw.num_tokens[row])
+    for row, sample in enumerate(raw.sample_ids_B.tolist()):
+        real = width if raw.num_tokens_B is None else int(raw.num_tokens_B[row])
         end = min(real, width - 1)
         edges = sorted({0, *(int(s) - row * width for s in raw.starts if 0 <= s - row * width < end), end})
         prefix = [False] * (width - 1)
@@ -51,10 +51,10 @@ def split_slowly(raw: TokenRows, document_mask: bool) -> tuple[list[list[bool]],
 def test_prefixes_and_targets_equal_the_slow_reference(raw, document_mask):
     found = prefix_rows(raw, SEED, document_mask)
     prefixes, targets = split_slowly(raw, document_mask)
-    assert found.prefix is not None and found.prefix.tolist() == prefixes
-    assert found.targets.tolist() == targets
-    assert found.num_targets == sum(target != IGNORE_INDEX for row in targets for target in row)
-    assert found.prefix.dtype == bool and found.prefix.shape == found.inputs.shape
+    assert found.prefix_BT is not None and found.prefix_BT.tolist() == prefixes
+    assert found.targets_BT.tolist() == targets
+    assert found.num_targets() == sum(target != IGNORE_INDEX for row in targets for target in row)
+    assert found.prefix_BT.dtype == bool and found.prefix_BT.shape == found.tokens_BT.shape
 
 
 @pytest.mark.parametrize("document_mask", [True, False])
@@ -64,31 +64,31 @@ def test_a_row_is_split_alike_whatever_rows_are_beside_it(document_mask):
     chosen = np.arange(7) % 3 == 0
     for part in (chosen, ~chosen):
         found = prefix_rows(select_rows(raw, part), SEED, document_mask)
-        assert found.prefix is not None and whole.prefix is not None
-        assert np.array_equal(found.prefix, whole.prefix[part])
-        assert np.array_equal(found.targets, whole.targets[part])
+        assert found.prefix_BT is not None and whole.prefix_BT is not None
+        assert np.array_equal(found.prefix_BT, whole.prefix_BT[part])
+        assert np.array_equal(found.targets_BT, whole.targets_BT[part])
 
 
 def test_a_document_of_one_token_has_no_prefix_and_its_own_border():
     found = prefix_rows(make_rows(1, 4, {0, 1, 2}), SEED, document_mask=True)
-    assert found.prefix is not None
-    assert found.prefix[0, :2].tolist() == [False, False]
-    assert found.targets[0, :2].tolist() == [IGNORE_INDEX] * 2  # the next tokens are of other documents
-    assert found.prefix[0, 2:].tolist() == [True, False]
-    assert found.targets[0, 2:].tolist() == [4, 5]
+    assert found.prefix_BT is not None
+    assert found.prefix_BT[0, :2].tolist() == [False, False]
+    assert found.targets_BT[0, :2].tolist() == [IGNORE_INDEX] * 2  # the next tokens are of other documents
+    assert found.prefix_BT[0, 2:].tolist() == [True, False]
+    assert found.targets_BT[0, 2:].tolist() == [4, 5]
 
 
 def test_every_cut_of_a_document_is_equally_likely():
     raw = make_rows(40_000, 6, set())
     found = prefix_rows(raw, SEED, document_mask=True)
-    assert found.prefix is not None
-    counts = np.bincount(found.prefix.sum(axis=1), minlength=7)
+    assert found.prefix_BT is not None
+    counts = np.bincount(found.prefix_BT.sum(axis=1), minlength=7)
     assert counts[0] == counts[6] == 0
     assert np.abs(counts[1:6] - 8000).max() < 4 * np.sqrt(8000 * 0.8)
     # Neither does the cut of one document tell that of the next.
     pairs = prefix_rows(make_rows(40_000, 6, {7 * row + 3 for row in range(40_000)}), SEED, document_mask=True)
-    assert pairs.prefix is not None
-    first, second = pairs.prefix[:, :3].sum(axis=1), pairs.prefix[:, 3:].sum(axis=1)
+    assert pairs.prefix_BT is not None
+    first, second = pairs.prefix_BT[:, :3].sum(axis=1), pairs.prefix_BT[:, 3:].sum(axis=1)
     cells = np.bincount(2 * (first - 1) + second - 1, minlength=4)
     assert np.abs(cells - 10_000).max() < 4 * np.sqrt(10_000 * 0.75)
 
@@ -98,7 +98,7 @@ LENGTHS = [6, 1, 9, 2]
 
 def packed_row() -> TokenRows:
     tokens = np.random.default_rng(3).integers(1, 60, (1, 19)).astype(np.uint16)
-    return TokenRows(tokens, np.cumsum([0, *LENGTHS]), None, np.array([12]))
+    return TokenRows(tokens, np.array([12]), np.cumsum([0, *LENGTHS]), None)
 
 
 @pytest.mark.parametrize("attention", ["sdpa", "eager"])

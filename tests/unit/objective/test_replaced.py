@@ -47,20 +47,20 @@ def test_every_token_is_a_target_and_each_masked_one_has_a_number(padded):
     rows = random_rows(9, SEQ_LEN, padded=padded)
     found = replaced_rows(rows, OBJECTIVE.replaced, CONTEXT)
     masked = masked_rows(rows, OBJECTIVE.replaced, VOCABULARY, SEED, document_mask=True)
-    assert np.array_equal(found.inputs, masked.inputs)
-    assert np.array_equal(found.target_positions, masked.target_positions)
-    lengths = np.full(9, SEQ_LEN) if rows.num_tokens is None else rows.num_tokens
+    assert np.array_equal(found.tokens_BT, masked.tokens_BT)
+    assert np.array_equal(found.target_positions_P, masked.target_positions_P)
+    lengths = np.full(9, SEQ_LEN) if rows.num_tokens_B is None else rows.num_tokens_B
     real = np.arange(SEQ_LEN) < lengths[:, None]
-    assert np.array_equal(found.targets, np.where(real, rows.tokens[:, :-1].astype(int), IGNORE_INDEX))
-    assert found.num_targets == found.num_tokens == real.sum()
-    assert found.draws.dtype == np.float64 and len(found.draws) == len(found.target_positions) > 20
-    assert (found.draws >= 0).all() and (found.draws < 1).all()
+    assert np.array_equal(found.targets_BT, np.where(real, rows.tokens_BT[:, :-1].astype(int), IGNORE_INDEX))
+    assert found.num_targets() == found.num_tokens() == real.sum()
+    assert found.draws_P.dtype == np.float64 and len(found.draws_P) == len(found.target_positions_P) > 20
+    assert (found.draws_P >= 0).all() and (found.draws_P < 1).all()
     chosen = np.arange(9) % 2 == 0
     alone = replaced_rows(select_rows(rows, chosen), OBJECTIVE.replaced, CONTEXT)
-    of_chosen = chosen[found.target_positions // SEQ_LEN]
-    assert np.array_equal(alone.draws, found.draws[of_chosen])
+    of_chosen = chosen[found.target_positions_P // SEQ_LEN]
+    assert np.array_equal(alone.draws_P, found.draws_P[of_chosen])
     other = replaced_rows(rows, OBJECTIVE.replaced, replace(CONTEXT, seed=4))
-    assert not np.array_equal(other.draws[:10], found.draws[:10])
+    assert not np.array_equal(other.draws_P[:10], found.draws_P[:10])
 
 
 def test_a_tokenizer_without_a_mask_token_is_refused():

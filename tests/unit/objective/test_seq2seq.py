@@ -13,8 +13,9 @@ from pretrain.data.bin_stream import BinStream
 from pretrain.data.loader import build_batch
 from pretrain.errors import ConfigError
 from pretrain.objective import RowMaker, build_loss, build_rows
-from pretrain.rows import IGNORE_INDEX, ModelRows, SourceRows, crop_rows
+from pretrain.rows import IGNORE_INDEX, crop_rows
 from pretrain.shards.reader import ShardSet
+from pretrain.types import Batch, ModelRows, StackRows
 from tests.helpers.shards import EOS
 from tests.unit.data.test_bin_stream import make_pairs
 from tests.unit.model.tiny import build, random_pairs, two_stacks_config
@@ -44,25 +45,25 @@ def stream_of(folder, index, packing: str, seed: int = 0) -> BinStream:
 def pairs_of(made: ModelRows) -> list[tuple[list[int], list[int]]]:
     """Source and targets of each document that has targets, after checking what the decoder reads."""
     found = []
-    num_rows = len(made.inputs)
-    documents = np.zeros(made.inputs.shape, int) if made.documents is None else made.documents
-    source_documents = made.source.documents
+    num_rows = len(made.tokens_BT)
+    documents = np.zeros(made.tokens_BT.shape, int) if made.documents_BT is None else made.documents_BT
+    source_documents = made.source.documents_BT
     if source_documents is None:
-        source_documents = np.zeros(made.source.tokens.shape, int)
+        source_documents = np.zeros(made.source.tokens_BT.shape, int)
     for row in range(num_rows):
         for number in np.unique(documents[row]).tolist():
             inside = documents[row] == number
-            targets = made.targets[row][inside]
+            targets = made.targets_BT[row][inside]
             if (targets == IGNORE_INDEX).any():
                 assert (targets == IGNORE_INDEX).all(), "padding is a document of its own"
                 continue
-            assert made.inputs[row][inside].tolist() == [START, *targets[:-1].tolist()]
-            if made.positions is not None:
-                assert made.positions[row][inside].tolist() == list(range(len(targets)))
+            assert made.tokens_BT[row][inside].tolist() == [START, *targets[:-1].tolist()]
+            if made.positions_BT is not None:
+                assert made.positions_BT[row][inside].tolist() == list(range(len(targets)))
             of_source = source_documents[row] == number
-            if made.source.positions is not None:
-                assert made.source.positions[row][of_source].tolist() == list(range(of_source.sum()))
-            found.append((made.source.tokens[row][of_source].tolist(), targets.tolist()))
+            if made.source.positions_BT is not None:
+                assert made.source.positions_BT[row][of_source].tolist() == list(range(of_source.sum()))
+            found.append((made.source.tokens_BT[row][of_source].tolist(), targets.tolist()))
     return found
 
 
@@ -75,9 +76,9 @@ def test_every_pair_is_learned_once_and_whole(tmp_path_factory, packing, sizes):
     stream = stream_of(folder, index, packing)
     made = row_maker()(crop_rows(stream.read_windows(range(stream.num_windows()))))
     assert sorted(pairs_of(made)) == sorted((source.tolist(), target.tolist()) for source, target in documents)
-    assert made.num_targets == sum(target for _, target in sizes) == (made.targets != IGNORE_INDEX).sum()
+    assert made.num_targets() == sum(target for _, target in sizes) == (made.targets_BT != IGNORE_INDEX).sum()
     real = sum(source + target for source, target in sizes)
-    assert made.num_tokens == real
+    assert made.num_tokens() == real
 
 
 def test_padded_rows_are_one_pair_each_and_end_with_the_longest(tmp_path):
@@ -87,24 +88,24 @@ def test_padded_rows_are_one_pair_each_and_end_with_the_longest(tmp_path):
     rows = crop_rows(stream.read_windows(range(8)))
     assert rows.source is not None
     made = row_maker()(rows)
-    assert made.inputs.shape == (8, 8) and made.source.tokens.shape == (8, 8)
+    assert made.tokens_BT.shape == (8, 8) and made.source.tokens_BT.shape == (8, 8)
     assert len(pairs_of(made)) == 8
-    assert (made.targets == IGNORE_INDEX).sum() == 8 * 8 - sum(target for _, target in sizes)
+    assert (made.targets_BT == IGNORE_INDEX).sum() == 8 * 8 - sum(target for _, target in sizes)
 
 
 def test_a_row_that_was_skipped_learns_nothing(tmp_path):
     index, _ = make_pairs(tmp_path, [(3, 4), (5, 2)])
     rows = stream_of(tmp_path, index, "padded").read(range(2))
-    width = rows.tokens.shape[1]
+    width = rows.tokens_BT.shape[1]
     skipped = replace(
         rows,
-        tokens=np.where([[True], [False]], EOS, rows.tokens),
+        tokens_BT=np.where([[True], [False]], EOS, rows.tokens_BT),
         starts=np.append(0, rows.starts[rows.starts >= width]),
-        num_tokens=np.array([0, rows.num_tokens[1]]),
+        num_tokens_B=np.array([0, rows.num_tokens_B[1]]),
     )
     made = row_maker()(skipped)
-    assert (made.targets[0] == IGNORE_INDEX).all()
-    assert made.num_targets == rows.num_tokens[1] > 0
+    assert (made.targets_BT[0] == IGNORE_INDEX).all()
+    assert made.num_targets() == rows.num_tokens_B[1] > 0
 
 
 def test_smoothing_is_minimised_and_not_shown():
@@ -136,7 +137,7 @@ def test_the_loss_of_rows_is_that_of_their_pairs_alone(tmp_path, packing):
 
 def _alone(source: list[int], target: list[int]) -> ModelRows:
     inputs = np.array([[START, *target[:-1]]])
-    return ModelRows(inputs, np.array([target]), len(target), np.zeros(1, int), source=SourceRows(np.array([source])))
+    return Batch(inputs, np.array([target]), sample_ids_B=np.zeros(1, int), source=StackRows(np.array([source])))
 
 
 def test_a_tokenizer_without_a_start_is_refused():

@@ -14,8 +14,8 @@ from pretrain.errors import ConfigError
 from pretrain.kinds.corruption import SpanConfig, corruption_of
 from pretrain.objective import build_rows
 from pretrain.objective.span import corrupt, draw_noise
-from pretrain.rows import IGNORE_INDEX, ModelRows, TokenRows, select_rows
-from pretrain.types import Batch, StackRows
+from pretrain.rows import IGNORE_INDEX, TokenRows, select_rows
+from pretrain.types import Batch, ModelRows, StackRows
 from tests.unit.model.tiny import build, two_stacks_config
 from tests.unit.objective.texts import EOS, PAD, SENTINELS, context_of, logits_of, put_back, rows_of
 
@@ -117,7 +117,7 @@ def test_source_and_target_together_are_the_row(seq_len, span, document_mask, se
             source = found.source[row, :-1][found.source_documents[row, :-1] == number]
             target = found.target[row, :-1][found.target_documents[row, :-1] == number]
             together += put_back(source.tolist(), target.tolist())
-        assert together == raw.tokens[row, :row_len].tolist()
+        assert together == raw.tokens_BT[row, :row_len].tolist()
 
 
 def corrupt_slowly(
@@ -148,31 +148,31 @@ def test_rows_equal_the_slow_reference(seq_len, span, document_mask, is_short, s
     row_len = context.lengths.row
     raw = rows_of(4, row_len, seed=seed, longest=10)
     if is_short:
-        raw = TokenRows(raw.tokens, raw.starts, np.array([row_len + 1, row_len // 2, 0, 1]), raw.sample_ids)
+        raw = TokenRows(raw.tokens_BT, raw.sample_ids_B, raw.starts, np.array([row_len + 1, row_len // 2, 0, 1]))
     made = build_rows(config, context)(raw)
-    noise = draw_noise(corruption_of(row_len, config.span), row_len, seed, raw.sample_ids)
+    noise = draw_noise(corruption_of(row_len, config.span), row_len, seed, raw.sample_ids_B)
     starts, count = set(raw.starts.tolist()), 0
     for row in range(4):
         begins = [column > 0 and row * (row_len + 1) + column in starts for column in range(row_len)]
         documents = np.cumsum(begins) * document_mask
-        if raw.num_tokens is not None:
-            documents[raw.num_tokens[row] :] = -1
-        source, target = corrupt_slowly(raw.tokens[row, :-1].tolist(), documents.tolist(), noise[row].tolist())
-        assert made.source.tokens[row].tolist() == [token for token, _ in source]
-        assert made.targets[row].tolist() == [token if learned else IGNORE_INDEX for token, _, learned in target]
+        if raw.num_tokens_B is not None:
+            documents[raw.num_tokens_B[row] :] = -1
+        source, target = corrupt_slowly(raw.tokens_BT[row, :-1].tolist(), documents.tolist(), noise[row].tolist())
+        assert made.source.tokens_BT[row].tolist() == [token for token, _ in source]
+        assert made.targets_BT[row].tolist() == [token if learned else IGNORE_INDEX for token, _, learned in target]
         of_source, of_target = [d for _, d in source], [d for _, d, _ in target]
-        if made.documents is None:
+        if made.documents_BT is None:
             assert not any(of_source) and not any(of_target)
         else:
-            assert (made.source.documents[row].tolist(), made.documents[row].tolist()) == (of_source, of_target)
-            assert made.source.positions[row].tolist() == [n - of_source.index(d) for n, d in enumerate(of_source)]
-            assert made.positions[row].tolist() == [n - of_target.index(d) for n, d in enumerate(of_target)]
+            assert (made.source.documents_BT[row].tolist(), made.documents_BT[row].tolist()) == (of_source, of_target)
+            assert made.source.positions_BT[row].tolist() == [n - of_source.index(d) for n, d in enumerate(of_source)]
+            assert made.positions_BT[row].tolist() == [n - of_target.index(d) for n, d in enumerate(of_target)]
         shifted = [PAD, *(token for token, _, _ in target[:-1])]
-        assert made.inputs[row].tolist() == [
+        assert made.tokens_BT[row].tolist() == [
             PAD if n == of_target.index(d) else shifted[n] for n, d in enumerate(of_target)
         ]
         count += sum(learned for _, _, learned in target)
-    assert made.num_targets == count
+    assert made.num_targets() == count
 
 
 @given(SPANS, st.booleans(), st.integers(0, 2**40))
@@ -181,27 +181,30 @@ def test_a_row_depends_on_seed_and_sample_id_and_not_on_the_rows_beside_it(span,
     whole = make(raw, 40, document_mask=document_mask, seed=seed, **span)
     for row in range(5):
         alone = make(select_rows(raw, np.arange(5) == row), 40, document_mask=document_mask, seed=seed, **span)
-        assert alone.source.tokens.tolist() == whole.source.tokens[row : row + 1].tolist()
-        assert alone.inputs.tolist() == whole.inputs[row : row + 1].tolist()
-        assert alone.targets.tolist() == whole.targets[row : row + 1].tolist()
-        for part, of_whole in ((alone.documents, whole.documents), (alone.source.documents, whole.source.documents)):
+        assert alone.source.tokens_BT.tolist() == whole.source.tokens_BT[row : row + 1].tolist()
+        assert alone.tokens_BT.tolist() == whole.tokens_BT[row : row + 1].tolist()
+        assert alone.targets_BT.tolist() == whole.targets_BT[row : row + 1].tolist()
+        for part, of_whole in (
+            (alone.documents_BT, whole.documents_BT),
+            (alone.source.documents_BT, whole.source.documents_BT),
+        ):
             assert of_whole is None or part is None or part.tolist() == of_whole[row : row + 1].tolist()
 
 
 def test_another_seed_or_sample_is_corrupted_elsewhere():
     raw = rows_of(1, row_len_of(64))
-    again = TokenRows(raw.tokens, raw.starts, None, raw.sample_ids + 1)
-    sources = [make(rows, 64, seed=seed).source.tokens.tolist() for rows, seed in ((raw, 1), (raw, 2), (again, 1))]
+    again = TokenRows(raw.tokens_BT, raw.sample_ids_B + 1, raw.starts, None)
+    sources = [make(rows, 64, seed=seed).source.tokens_BT.tolist() for rows, seed in ((raw, 1), (raw, 2), (again, 1))]
     assert sources[0] != sources[1] and sources[0] != sources[2] and sources[1] != sources[2]
-    assert make(raw, 64, seed=1).source.tokens.tolist() == sources[0]
+    assert make(raw, 64, seed=1).source.tokens_BT.tolist() == sources[0]
 
 
 def test_the_decoder_reads_the_start_and_then_its_targets():
     made = make(rows_of(3, row_len_of(64)), 64)
-    assert made.documents is None and made.positions is None
-    assert (made.inputs[:, 0] == PAD).all()
-    assert made.inputs[:, 1:].tolist() == made.targets[:, :-1].tolist()
-    assert made.num_targets == made.targets.size
+    assert made.documents_BT is None and made.positions_BT is None
+    assert (made.tokens_BT[:, 0] == PAD).all()
+    assert made.tokens_BT[:, 1:].tolist() == made.targets_BT[:, :-1].tolist()
+    assert made.num_targets() == made.targets_BT.size
 
 
 def test_a_span_that_reaches_into_the_next_document_keeps_its_place_and_loses_the_loss_of_it():
@@ -224,9 +227,9 @@ def test_documents_of_a_row_are_read_as_they_are_alone(position, attention):
     batch, alone = build_batch(made), 0
     logits = logits_of(model, batch)
     for row in range(2):
-        for number in np.unique(made.documents[row]).tolist():
-            inside = torch.from_numpy(made.documents[row] == number)
-            of_source = torch.from_numpy(made.source.documents[row] == number)
+        for number in np.unique(made.documents_BT[row]).tolist():
+            inside = torch.from_numpy(made.documents_BT[row] == number)
+            of_source = torch.from_numpy(made.source.documents_BT[row] == number)
             one = Batch(
                 batch.tokens_BT[row : row + 1, inside],
                 batch.targets_BT[row : row + 1, inside],
@@ -243,11 +246,11 @@ def test_padding_of_rows_that_are_not_full_is_not_seen():
     sizes, logits = np.array([row_len + 1, row_len // 2]), []
     model = build(two_stacks_config().model_copy(update={"vocab_size": 200}), dtype=torch.float64)
     for other in (EOS, 77):
-        tokens = raw.tokens.copy()
+        tokens = raw.tokens_BT.copy()
         tokens[1, row_len // 2 :] = other
-        made = make(TokenRows(tokens, raw.starts, sizes, raw.sample_ids), 40)
-        assert made.num_padding == (made.documents < 0).sum() + (made.source.documents < 0).sum() > 0
-        logits.append(logits_of(model, build_batch(made))[torch.from_numpy(made.targets != IGNORE_INDEX)])
+        made = make(TokenRows(tokens, raw.sample_ids_B, raw.starts, sizes), 40)
+        assert made.num_padding == (made.documents_BT < 0).sum() + (made.source.documents_BT < 0).sum() > 0
+        logits.append(logits_of(model, build_batch(made))[torch.from_numpy(made.targets_BT != IGNORE_INDEX)])
     torch.testing.assert_close(*logits, rtol=1e-12, atol=1e-12)
 
 

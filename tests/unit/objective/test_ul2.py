@@ -15,7 +15,8 @@ from pretrain.data.loader import build_batch
 from pretrain.errors import ConfigError
 from pretrain.kinds.corruption import DenoiserConfig, corruption_of
 from pretrain.objective import build_rows
-from pretrain.rows import IGNORE_INDEX, ModelRows, TokenRows
+from pretrain.rows import IGNORE_INDEX, TokenRows
+from pretrain.types import ModelRows
 from pretrain.utils.rng import draw_uniform
 from tests.unit.model.tiny import build, tiny_config, two_stacks_config
 from tests.unit.objective.texts import (
@@ -63,16 +64,16 @@ def make(num_rows: int, seq_len: int, num_stacks: int = 2, seed: int = 7, denois
     config, context = context_of(seq_len, num_stacks=num_stacks, seed=seed, kind="ul2", ul2=ul2)
     raw = rows_of(num_rows, context.lengths.row, seed=seed)
     bounds = np.cumsum([d.weight for d in config.ul2.denoisers])
-    number = draw_uniform("denoiser", seed, raw.sample_ids, 1)[:, 0]
+    number = draw_uniform("denoiser", seed, raw.sample_ids_B, 1)[:, 0]
     return build_rows(config, context)(raw), raw, np.searchsorted(bounds / bounds[-1], number, side="right"), context
 
 
 def sides(made: ModelRows, row: int, found) -> tuple[list[int], list[int]]:
     """Source and target of a row, without padding."""
     if made.source is not None:
-        return made.source.tokens[row, : found.source].tolist(), made.targets[row, : found.target].tolist()
-    whole = [*made.inputs[row].tolist(), made.targets[row, -1]][: found.source + found.target]
-    last = made.targets[row, found.source + found.target - 2]
+        return made.source.tokens_BT[row, : found.source].tolist(), made.targets_BT[row, : found.target].tolist()
+    whole = [*made.tokens_BT[row].tolist(), made.targets_BT[row, -1]][: found.source + found.target]
+    last = made.targets_BT[row, found.source + found.target - 2]
     return whole[: found.source], [*whole[found.source :], last][: found.target]
 
 
@@ -88,14 +89,14 @@ def test_every_denoiser_can_be_put_back(seq_len, num_stacks, seed):
         assert source[0] == NAMED[denoiser.mode] and source[-1] == target[-1] == EOS
         if denoiser.prefix:
             assert not set(SENTINELS) & {*source, *target}
-            assert source[1:-1] + target[:-1] == raw.tokens[row, :row_len].tolist()
+            assert source[1:-1] + target[:-1] == raw.tokens_BT[row, :row_len].tolist()
         else:
-            assert put_back(source[1:-1], target[:-1]) == raw.tokens[row, :row_len].tolist()
+            assert put_back(source[1:-1], target[:-1]) == raw.tokens_BT[row, :row_len].tolist()
 
 
 def test_rows_are_of_each_denoiser_by_its_weight():
     made, _, kinds, _ = make(4000, 40)
-    assert [MODES[mode] for mode in made.source.tokens[:, 0].tolist()] == kinds.tolist()
+    assert [MODES[mode] for mode in made.source.tokens_BT[:, 0].tolist()] == kinds.tolist()
     # Binomial with a deviation of at most sqrt(0.25 x 4000) = 32 rows: five of them.
     assert np.abs(np.bincount(kinds) - 4000 * np.array([0.25, 0.5, 0.25])).max() <= 160
 
@@ -104,16 +105,16 @@ def test_all_that_a_row_does_not_fill_is_padding_without_a_loss():
     for num_stacks in (1, 2):
         made, _, kinds, context = make(40, 60, num_stacks)
         found = [corruption_of(context.lengths.row, DenoiserConfig.model_validate(SMALL[kind])) for kind in kinds]
-        assert made.num_targets == sum(one.target for one in found) == (made.targets != IGNORE_INDEX).sum()
-        padding = (made.documents < 0).sum()
+        assert made.num_targets() == sum(one.target for one in found) == (made.targets_BT != IGNORE_INDEX).sum()
+        padding = (made.documents_BT < 0).sum()
         if num_stacks == 2:
-            assert [(row >= 0).sum() for row in made.source.documents] == [one.source for one in found]
-            assert [(row >= 0).sum() for row in made.documents] == [one.target for one in found]
-            padding += (made.source.documents < 0).sum()
+            assert [(row >= 0).sum() for row in made.source.documents_BT] == [one.source for one in found]
+            assert [(row >= 0).sum() for row in made.documents_BT] == [one.target for one in found]
+            padding += (made.source.documents_BT < 0).sum()
         else:
-            assert [(row >= 0).sum() for row in made.documents] == [one.source + one.target - 1 for one in found]
-            assert [row.sum() for row in made.prefix] == [one.source for one in found]
-        assert (made.targets[made.documents < 0] == IGNORE_INDEX).all()
+            assert [(row >= 0).sum() for row in made.documents_BT] == [one.source + one.target - 1 for one in found]
+            assert [row.sum() for row in made.prefix_BT] == [one.source for one in found]
+        assert (made.targets_BT[made.documents_BT < 0] == IGNORE_INDEX).all()
         assert made.num_padding == padding > 0
 
 
@@ -121,7 +122,7 @@ def test_the_share_of_padding_is_the_expected_one():
     made, _, _, _ = make(4000, 60)
     objective = ObjectiveConfig.model_validate({"kind": "ul2", "ul2": {"denoisers": SMALL}})
     batch = BatchConfig(global_tokens=60, seq_len=60, micro=1)
-    whole = made.inputs.size + made.source.tokens.size
+    whole = made.tokens_BT.size + made.source.tokens_BT.size
     # Shares of rows are drawn: a deviation of 0.008 of them moves the padding by a few thousandths.
     assert made.num_padding / whole == pytest.approx(padding_share(objective, batch, 2), abs=0.01)
 
@@ -169,11 +170,11 @@ def test_one_stack_reads_the_source_both_ways_and_learns_the_target_only():
     made, _, kinds, context = make(8, 60, 1)
     for row, kind in enumerate(kinds.tolist()):
         found = corruption_of(context.lengths.row, DenoiserConfig.model_validate(SMALL[kind]))
-        learned = np.flatnonzero(made.targets[row] != IGNORE_INDEX)
+        learned = np.flatnonzero(made.targets_BT[row] != IGNORE_INDEX)
         # The last token of the source predicts the first of the target; its last predicts nothing, and is not read.
         assert learned.tolist() == list(range(found.source - 1, found.source + found.target - 1))
-        assert np.flatnonzero(made.prefix[row]).tolist() == list(range(found.source))
-        assert made.targets[row, learned[:-1]].tolist() == made.inputs[row, learned[1:]].tolist()
+        assert np.flatnonzero(made.prefix_BT[row]).tolist() == list(range(found.source))
+        assert made.targets_BT[row, learned[:-1]].tolist() == made.tokens_BT[row, learned[1:]].tolist()
 
 
 @pytest.mark.parametrize("num_stacks", [1, 2])
@@ -183,13 +184,15 @@ def test_rows_that_are_not_full_learn_what_is_there(num_stacks):
     sizes = np.array([context.lengths.row + 1, context.lengths.row // 2, 0] * 4)
     model, found = model_of(num_stacks), []
     for other in (EOS, 77):
-        tokens = np.where(np.arange(raw.tokens.shape[1]) < sizes[:, None], raw.tokens, other)
-        made = build_rows(config, context)(TokenRows(tokens, raw.starts, sizes, raw.sample_ids))
-        learned = made.targets != IGNORE_INDEX
-        assert made.num_targets == learned.sum()
+        tokens = np.where(np.arange(raw.tokens_BT.shape[1]) < sizes[:, None], raw.tokens_BT, other)
+        made = build_rows(config, context)(TokenRows(tokens, raw.sample_ids_B, raw.starts, sizes))
+        learned = made.targets_BT != IGNORE_INDEX
+        assert made.num_targets() == learned.sum()
         assert not learned[2::3].any() and learned[0::3].any(axis=1).all()
-        assert (made.documents[learned] == 0).all()
-        found.append((made.targets[learned].tolist(), logits_of(model, build_batch(made))[torch.from_numpy(learned)]))
+        assert (made.documents_BT[learned] == 0).all()
+        found.append(
+            (made.targets_BT[learned].tolist(), logits_of(model, build_batch(made))[torch.from_numpy(learned)])
+        )
     assert found[0][0] == found[1][0]
     torch.testing.assert_close(found[0][1], found[1][1], rtol=1e-10, atol=1e-10)
 
@@ -200,18 +203,18 @@ def test_a_denoiser_alone_makes_the_rows_that_it_makes_among_others():
         config = ObjectiveConfig.model_validate({"kind": "ul2", "ul2": {"denoisers": [denoiser]}})
         one = build_rows(config, context)(raw)
         for row in np.flatnonzero(kinds == number).tolist():
-            size, source_size = one.targets.shape[1], one.source.tokens.shape[1]
-            assert made.targets[row, :size].tolist() == one.targets[row].tolist()
-            assert made.inputs[row, :size].tolist() == one.inputs[row].tolist()
-            assert made.source.tokens[row, :source_size].tolist() == one.source.tokens[row].tolist()
+            size, source_size = one.targets_BT.shape[1], one.source.tokens_BT.shape[1]
+            assert made.targets_BT[row, :size].tolist() == one.targets_BT[row].tolist()
+            assert made.tokens_BT[row, :size].tolist() == one.tokens_BT[row].tolist()
+            assert made.source.tokens_BT[row, :source_size].tolist() == one.source.tokens_BT[row].tolist()
 
 
 def test_without_a_mode_a_source_begins_with_the_text():
     denoisers = [{"density": 0.15}, {"density": 0.25, "prefix": True}]
     made, raw, kinds, _ = make(10, 40, denoisers=denoisers)
     assert set(kinds.tolist()) == {0, 1}
-    assert made.source.tokens[:, 0].tolist() == raw.tokens[:, 0].tolist()
-    assert (made.inputs[:, 0] == PAD).all()
+    assert made.source.tokens_BT[:, 0].tolist() == raw.tokens_BT[:, 0].tolist()
+    assert (made.tokens_BT[:, 0] == PAD).all()
 
 
 @pytest.mark.parametrize("missing", ["[NLU]", "[NLG]", "[S2S]"])

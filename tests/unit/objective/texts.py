@@ -43,7 +43,7 @@ def rows_of(num_rows: int, row_len: int, *, seed: int = 0, longest: int = 30) ->
     is_start = np.isin(np.arange(len(tokens)), starts)
     columns = first + np.arange(row_len + 1)
     return TokenRows(
-        tokens[columns].astype(np.uint16), np.flatnonzero(is_start[columns]), None, 1000 * seed + np.arange(num_rows)
+        tokens[columns].astype(np.uint16), 1000 * seed + np.arange(num_rows), np.flatnonzero(is_start[columns]), None
     )
 
 

@@ -121,16 +121,16 @@ def test_rows_are_the_captions_of_their_images_with_a_start_token_before(tmp_pat
     folder = captioned(tmp_path / "data", tmp_path / "shapes")
     index = load_index(folder)
     rows = caption_rows(stream_of(folder, 60).read(range(5)), start_id=3, num_read=17)
-    assert rows.pixels is not None and rows.pixels.shape == (5, 3, 8, 8)
-    assert rows.source is not None and rows.source.tokens.shape == (5, 17)
+    assert rows.pixels_BCYX is not None and rows.pixels_BCYX.shape == (5, 3, 8, 8)
+    assert rows.source is not None and rows.source.tokens_BT.shape == (5, 17)
     captions = set(texts_of(folder).values())
     tokenizer = load_tokenizer(folder / "tokenizer.json")
-    for inputs, targets in zip(rows.inputs, rows.targets, strict=True):
+    for inputs, targets in zip(rows.tokens_BT, rows.targets_BT, strict=True):
         kept = targets[targets != IGNORE_INDEX]
         assert kept[-1] == index.eos_id and tokenizer.decode(kept[:-1].tolist()) in captions
         assert inputs[0] == 3 and np.array_equal(inputs[1 : len(kept)], kept[:-1])
-    assert rows.num_targets == (rows.targets != IGNORE_INDEX).sum()
-    assert rows.num_tokens == rows.num_targets + 5 * 17
+    assert rows.num_targets() == (rows.targets_BT != IGNORE_INDEX).sum()
+    assert rows.num_tokens() == rows.num_targets() + 5 * 17
 
 
 def test_a_caption_that_is_longer_than_a_row_is_named_before_a_step(tmp_path):
@@ -151,7 +151,7 @@ def test_a_folder_behind_an_address_reads_the_same_rows(tmp_path):
         store = open_store(server.url, tmp_path / "cache", 2**30)
         store.check()
         found = stream_of(folder, 60, store=store).read(range(6))
-        for name in ("tokens", "num_tokens", "sample_ids", "pixels"):
+        for name in ("tokens_BT", "num_tokens_B", "sample_ids_B", "pixels_BCYX"):
             assert np.array_equal(getattr(found, name), getattr(expected, name)), name
         with pytest.raises(DataError, match=r"exceeds batch\.seq_len=20"):
             stream_of(folder, 20, store=store).read(range(6))

@@ -85,7 +85,7 @@ def read_all(store):
     found = load_index(store.folder)
     stream = ImageStream(store, found, "train", image=ImageSize(3, 8), seq_len=5, config=ImagesConfig(flip=0.5))
     rows = stream.read(range(2 * found.splits["train"].num_tokens))
-    return rows.pixels, rows.labels
+    return rows.pixels_BCYX, rows.labels_BT
 
 
 def test_a_folder_of_tars_behind_addresses_reads_the_same_pixels(tmp_path, tars):

@@ -41,8 +41,8 @@ def test_a_stream_over_http_is_that_of_the_folder(data, server, opened, tmp_path
     assert digest_stream(open_stream(store)) == digest_stream(open_stream(data[0]))
     there, here = open_stream(store, "validation"), open_stream(data[0], "validation")
     for first in range(0, here.num_windows(), 3):
-        assert there.read_windows(range(first, first + 3)).tokens.tolist() == (
-            here.read_windows(range(first, first + 3)).tokens.tolist()
+        assert there.read_windows(range(first, first + 3)).tokens_BT.tolist() == (
+            here.read_windows(range(first, first + 3)).tokens_BT.tolist()
         )
     assert cached_bytes(tmp_path / "cache") <= limit
     assert (len(tars(server)) > len(set(tars(server)))) == (share < 1)
@@ -94,7 +94,7 @@ def test_packed_rows_over_http_are_those_of_the_folder(data, opened):
     there, here = (BinStream(ShardSet(where, data[1], "train"), seq_len=64) for where in (opened(limit), data[0]))
     for first in range(0, 60, 6):
         ours, theirs = there.read(range(first, first + 6)), here.read(range(first, first + 6))
-        assert ours.tokens.tolist() == theirs.tokens.tolist() and ours.starts.tolist() == theirs.starts.tolist()
+        assert ours.tokens_BT.tolist() == theirs.tokens_BT.tolist() and ours.starts.tolist() == theirs.starts.tolist()
 
 
 def lengths_asked(server):

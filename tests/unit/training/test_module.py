@@ -8,6 +8,7 @@ from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.config.model import parse_model
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.config.presets import expand_preset
+from pretrain.data.mixture import SOURCE_BITS
 from pretrain.model import build_model, init_weights
 from pretrain.objective import LossOutput, build_loss
 from pretrain.training.step import LOSS_SUMS, TrainModule, sum_by_source
@@ -24,7 +25,7 @@ def batch() -> Batch:
     targets = tokens[:, 1:].clone()
     for row, kept in enumerate((8, 3, 5, 0)):
         targets[row, kept:] = IGNORE_INDEX
-    return Batch(tokens[:, :-1].contiguous(), targets, sources_B=torch.tensor([2, 0, 2, 1]))
+    return Batch(tokens[:, :-1].contiguous(), targets, sample_ids_B=torch.tensor([2, 0, 2, 1]) << (63 - SOURCE_BITS))
 
 
 def loss_of(nll_P: torch.Tensor | None) -> LossOutput:
@@ -38,7 +39,7 @@ def test_the_sums_of_each_source_are_those_of_its_rows(batch):
     assert sum_by_source(batch, loss_of(nll_BT.flatten()), 3).tolist() == expected
     (places,) = np.nonzero(batch.targets_BT.flatten().numpy() != IGNORE_INDEX)
     few = Batch(
-        batch.tokens_BT, batch.targets_BT, target_positions_P=torch.from_numpy(places), sources_B=batch.sources_B
+        batch.tokens_BT, batch.targets_BT, target_positions_P=torch.from_numpy(places), sample_ids_B=batch.sample_ids_B
     )
     assert sum_by_source(few, loss_of(nll_BT.flatten()[places]), 3).tolist() == expected
 
