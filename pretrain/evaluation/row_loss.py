@@ -19,7 +19,8 @@ from pretrain import dist
 from pretrain.evaluation.bootstrap import Difference, compare_means
 from pretrain.evaluation.distributed import gather_batches
 from pretrain.model import Transformer
-from pretrain.objective import Loss, LossOutput
+from pretrain.objective import Loss
+from pretrain.objective.loss_sums import EVALUATED_SUMS, LOSS_SUMS, SumLayout, pack_evaluated
 from pretrain.rows import IGNORE_INDEX, move_places
 from pretrain.types import Batch, ModelOutput
 
@@ -30,7 +31,7 @@ class HasLoss(Protocol):
     device: torch.device
 
     def evaluate(self, batch: Batch) -> Tensor:
-        """Returns the sums of -log p(target), right answers, and what the loss shows, float64."""
+        """Returns the sums of a batch by `EVALUATED_SUMS`."""
         ...
 
 
@@ -94,11 +95,12 @@ def evaluate_loss(engine: HasLoss, batches: Iterable[Batch], should_stop: Callab
         total_targets += batch.num_targets()
         of_batch = engine.evaluate(batch.to(engine.device))
         total = of_batch + total if number else of_batch
-    sums = torch.cat((total, total.new_full((1,), total_targets)))
-    loss_sum, num_correct, *shown, num_targets = dist.all_reduce_sum(sums).tolist()
-    count = max(num_targets, 1.0)
-    means = tuple(value / count for value in shown)
-    return LossReport(loss_sum / count, int(num_targets), int(num_correct), means)
+    layout = SumLayout({"targets": 1, **EVALUATED_SUMS.sizes})
+    whole = torch.cat((total.new_full((1,), total_targets), total))
+    sums = layout.unpack(dist.all_reduce_sum(whole).tolist())
+    count = max(sums["targets"][0], 1.0)
+    means = tuple(value / count for value in sums["shown"])
+    return LossReport(sums["nll"][0] / count, int(sums["targets"][0]), int(sums["correct"][0]), means)
 
 
 class ModelLoss:
@@ -110,13 +112,12 @@ class ModelLoss:
 
     @torch.no_grad()
     def evaluate(self, batch: Batch) -> Tensor:
-        """Returns the sums of -log p(target), right answers, and what the loss shows, float64."""
-        loss = self._loss(self._model, batch)
-        return _sums(loss) if loss.shown_M is None else torch.cat((_sums(loss), loss.shown_M))
+        """Returns the sums of a batch by `EVALUATED_SUMS`."""
+        return pack_evaluated(self._loss(self._model, batch))
 
     @torch.no_grad()
     def evaluate_rows(self, batch: Batch) -> Tensor:
-        """Returns the first two for each row: float64 [B, 2]. The model reads the batch once.
+        """Returns the sums of each row by `LOSS_SUMS`, float64 [B, 2]. The model reads the batch once.
 
         One with a generator, which makes the rows that it reads, reads each by itself.
         """
@@ -125,12 +126,9 @@ class ModelLoss:
         sums = []
         for row in range(len(batch.tokens_BT)):
             read = self._model if hidden_BTD is None else _ReadRow(self._model, hidden_BTD[row : row + 1])
-            sums.append(_sums(self._loss(read, _one_row(batch, row))))
+            loss = self._loss(read, _one_row(batch, row))
+            sums.append(LOSS_SUMS.pack({"nll": loss.nll_sum, "correct": loss.num_correct}))
         return torch.stack(sums)
-
-
-def _sums(found: LossOutput) -> Tensor:
-    return torch.stack((found.nll_sum.double(), found.num_correct.double()))
 
 
 class _ReadRow:

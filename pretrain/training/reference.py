@@ -20,6 +20,7 @@ from pretrain.data.loader import ValidationLoader
 from pretrain.data.stream import open_windows
 from pretrain.dist import World
 from pretrain.engine.engine import Engine
+from pretrain.objective.loss_sums import EVALUATED_SUMS
 from pretrain.objective.preferences import ReferenceTable, add_reference, build_table, read_table
 from pretrain.run.heartbeat import Progress
 from pretrain.training.claim import Claim
@@ -59,9 +60,10 @@ def _compute(claim: Claim, plan: BatchPlan, world: World, engine: Engine, progre
     for loader in _loaders(claim, plan, world):
         for batch in loader:
             assert batch.pairs is not None, "rows of preferences"
-            log_probs = engine.evaluate(batch.to(engine.device))[2:].view(-1, 2).tolist()
+            sums = EVALUATED_SUMS.unpack(engine.evaluate(batch.to(engine.device)).tolist())
+            answers = iter(sums["shown"])  # of both answers to each prompt, in turn
             keys = batch.pairs.keys_A.tolist()
-            mine.append([[key, *both] for key, both in zip(keys, log_probs, strict=True)])
+            mine.append([list(pair) for pair in zip(keys, answers, answers, strict=True)])
             progress.go_on()
     # Every rank has as many batches: in turn, they are in the order of the rows.
     by_rank = dist.gather_objects(mine)

@@ -13,7 +13,6 @@ backward pass. All ranks get the same sums, so all take the same decision at the
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from itertools import islice
 from typing import NamedTuple
 
 import torch
@@ -27,6 +26,7 @@ from pretrain.dist import World
 from pretrain.engine.replicated import KeptTensor
 from pretrain.model import LanguageModel
 from pretrain.objective import Loss, LossOutput
+from pretrain.objective.loss_sums import LOSS_SUMS, SumLayout, pack_evaluated
 from pretrain.training.balance import find_balance
 from pretrain.types import IGNORE_INDEX, Batch
 
@@ -41,29 +41,6 @@ def seed_noise(config: RunConfig, world: World, step: int, micro: int) -> None:
     torch.default_generator.manual_seed(seed)
     if torch.cuda.is_initialized():
         torch.cuda.manual_seed(seed)
-
-
-@dataclass(frozen=True, slots=True)
-class SumLayout:
-    """Places of named sums in one float64 vector: `sizes` are the numbers of their values, in order."""
-
-    sizes: Mapping[str, int]
-
-    def __len__(self) -> int:
-        return sum(self.sizes.values())
-
-    def pack(self, sums: Mapping[str, Tensor]) -> Tensor:
-        """Returns the vector, on the device of the sums."""
-        return torch.cat([sums[name].double().flatten() for name in self.sizes])
-
-    def unpack(self, values: Sequence[float]) -> dict[str, tuple[float, ...]]:
-        """Returns the values of each sum."""
-        rest = iter(values)
-        return {name: tuple(islice(rest, size)) for name, size in self.sizes.items()}
-
-
-LOSS_SUMS = SumLayout({"nll": 1, "correct": 1})
-"""Layout of the sums of every loss: of -log p(target), and of correct targets."""
 
 
 class Figure(NamedTuple):
@@ -124,16 +101,13 @@ class TrainModule(nn.Module):
 
         Returns:
             The sum of the losses that is minimised, a scalar, and sums by `layout`, in an evaluation
-            by `LOSS_SUMS` and then all that the loss shows, detached.
+            by `EVALUATED_SUMS`, detached.
         """
         loss = self._loss(self.model, batch)
         if self.training:
             sums = self.layout.pack({name: self._figures[name].measure(batch, loss) for name in self.layout.sizes})
         else:
-            sums = LOSS_SUMS.pack({"nll": loss.nll_sum, "correct": loss.num_correct})
-            if loss.shown_M is not None:
-                # Without a reference a loss of pairs shows the log-probabilities of its answers, however many.
-                sums = torch.cat((sums, loss.shown_M.double()))
+            sums = pack_evaluated(loss)
         loss_sum = loss.loss_sum
         if self.training and self.balance is not None:
             of_experts = self.balance.loss(_exists(loss.routing_LW))

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain.data.loader import StepCounts
-from pretrain.training.step import StepTotals, SumLayout, start_exchange
+from pretrain.objective.loss_sums import SumLayout
+from pretrain.training.step import StepTotals, start_exchange
 from tests.helpers.waiting import LIMIT_S
 
 counts = st.builds(

@@ -11,7 +11,8 @@ from pretrain.config.presets import expand_preset
 from pretrain.data.mixture import SOURCE_BITS
 from pretrain.model import build_model, init_weights
 from pretrain.objective import LossOutput, build_loss
-from pretrain.training.step import LOSS_SUMS, TrainModule, sum_by_source
+from pretrain.objective.loss_sums import LOSS_SUMS
+from pretrain.training.step import TrainModule, sum_by_source
 from pretrain.types import IGNORE_INDEX, Batch
 
 MODEL = {"preset": "llama-tiny", "vocab_size": 64, "max_seq_len": 8, "decoder": {"width": 32, "ff_width": 48}}
