@@ -73,6 +73,7 @@ def test_the_example_of_a_new_attention_kernel_works(tmp_path, corpus):
 
 ARRIVALS = {
     "An objective": ["kinds/objectives/__init__.py", "kinds/objectives/echo.py", "objective/echo.py"],
+    "An array of a batch": ["rows.py"],
     "An optimizer": ["kinds/optimizers/__init__.py", "kinds/optimizers/momentum.py", "optim/momentum.py"],
     "A family": ["families/__init__.py", "families/decoders/starcoder2.py"],
     "A part of the model": [
@@ -82,6 +83,54 @@ ARRIVALS = {
 }
 """Source files that an arrival opens, by the section of the document; a test and a page come to them."""
 FAMILY = "families/decoders/starcoder2.py"
+
+READING_AGES = """
+import sys
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+import numpy as np
+import torch
+from pretrain.config.data import BatchConfig, plan_batch
+from pretrain.config.engine import PLAIN_ENGINE
+from pretrain.config.lengths import RowLengths
+from pretrain.config.model import parse_model
+from pretrain.config.objective import ObjectiveConfig
+from pretrain.config.presets import expand_preset
+from pretrain.data.loader import TrainLoader
+from pretrain.data.mixture import MixtureOrder, MixtureStream
+from pretrain.data.stream import TokenStream
+from pretrain.model import build_model
+from pretrain.objective import build_loss, build_rows
+from pretrain.objective.row_maker import RowContext
+from pretrain.rows import Vocabulary
+from pretrain.shards.index import load_index
+
+index = load_index(Path(sys.argv[1]))
+texts = TokenStream(Path(sys.argv[1]), index, "train", seq_len=16)
+
+def read(positions):
+    rows = texts.read(positions)
+    return replace(rows, ages_B=rows.tokens_BT[:, 0].astype(np.int64))
+
+stream = MixtureStream([SimpleNamespace(read=read)] * 2, MixtureOrder([(0, [0.4, 0.6])]))
+objective = ObjectiveConfig(mixture=[{"kind": "causal", "weight": 1}, {"kind": "prefix", "weight": 1}])
+vocabulary = Vocabulary(index.vocab_size, index.eos_id, np.zeros(index.vocab_size, bool))
+make_rows = build_rows(objective, RowContext(1, vocabulary, RowLengths(16, 16)))
+plan = plan_batch(BatchConfig(global_tokens=256, seq_len=16, micro=16), 1)
+loader = TrainLoader(stream, make_rows, plan, rank=0, world_size=1, length_at=lambda step: 8)
+(batch,) = next(loader).micro_batches
+loader.close()
+shape = parse_model(expand_preset({"preset": "llama-tiny", "vocab_size": index.vocab_size}))
+model = build_model(shape, PLAIN_ENGINE, torch.device("cpu"))
+
+def check(module, inputs):
+    (read,) = inputs
+    print(read.ages_B[::2].tolist() == read.tokens_BT[::2, 0].tolist())
+
+model.register_forward_pre_hook(check)
+build_loss(objective)(model, batch.to(torch.device("cpu")))
+"""
 
 
 def blocks_of(section):
@@ -133,9 +182,9 @@ def copied(tmp_path):
     return tmp_path
 
 
-def run_in(folder, *command):
+def run_in(folder, *command, by="-m"):
     env = {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": str(folder)}
-    return subprocess.run([sys.executable, "-m", *command], cwd=folder, env=env, capture_output=True, text=True)
+    return subprocess.run([sys.executable, by, *command], cwd=folder, env=env, capture_output=True, text=True)
 
 
 @pytest.mark.parametrize("section", ARRIVALS)
@@ -162,6 +211,13 @@ def test_an_objective_and_an_optimizer_arrive_as_the_document_says(copied, corpu
     assert done.returncode == 0, done.stdout + done.stderr
     losses = [float.fromhex(row.loss) for row in read_audit(copied / "runs/quickstart/audit.jsonl")]
     assert len(losses) == 30 and losses[-1] < losses[0] - 0.5
+
+
+@pytest.mark.long
+def test_an_array_of_the_data_is_at_the_model_with_one_line(copied, corpus):
+    arrive("An array of a batch", copied / "pretrain")
+    done = run_in(copied, READING_AGES, corpus, by="-c")
+    assert (done.returncode, done.stdout) == (0, "True\n"), done.stderr
 
 
 @pytest.mark.long
