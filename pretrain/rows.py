@@ -94,7 +94,7 @@ def _width(rows: Rows[np.ndarray]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class TokenRows(Rows[np.ndarray]):
-    """Rows as they come from the shards; of pairs those of the target, with their source.
+    """Rows as they come from the shards; of pairs the target's, with their source.
 
     `tokens_BT` has the dtype of the shards and T + 1 columns. The last one is a target only, the
     first token of another row; of a source it is never read.

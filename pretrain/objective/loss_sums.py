@@ -20,7 +20,7 @@ class SumLayout:
     sizes: Mapping[str, int | None]
 
     def __len__(self) -> int:
-        """Returns the number of values before those of an open end."""
+        """Returns the number of values, without an open end."""
         return sum(size or 0 for size in self.sizes.values())
 
     def pack(self, sums: Mapping[str, Tensor]) -> Tensor:
