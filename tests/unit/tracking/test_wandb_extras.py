@@ -84,10 +84,11 @@ def test_a_run_that_sends_no_rows_is_told_once(python, tmp_path):
         import queue, threading
         from types import SimpleNamespace
 
-        waits, logged, waits_for_ever, begin = [], threading.Event(), threading.Event(), Mirror._open
+        waits, logged, waits_for_ever = [], threading.Event(), threading.Event()
 
         class Rows(queue.Queue):  # where nothing is to be had, the time that somebody waits passes at once
             def get(self, timeout):
+                logged.wait(LIMIT_S)  # else there may be no row yet
                 waits.append(timeout)
                 if timeout is None or len(waits) > 9:
                     waits_for_ever.set()
@@ -96,8 +97,6 @@ def test_a_run_that_sends_no_rows_is_told_once(python, tmp_path):
                 return super().get()
 
         tracker.queue = SimpleNamespace(Queue=Rows, Empty=queue.Empty, Full=queue.Full)
-        # Without the wait there may be no row yet.
-        Mirror._open = lambda self, facts: begin(self, facts) if logged.wait(LIMIT_S) else None
         m = mirror(stall_alert_s=1800)
         m.log(3, {"loss": 1.0})
         logged.set()
