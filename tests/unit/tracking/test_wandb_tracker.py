@@ -163,6 +163,7 @@ def test_stop_signals_reach_the_run_itself_while_wandb_starts(python):
         got = []
         signal.signal(signal.SIGTERM, lambda *_: got.append("SIGTERM"))
         m = mirror()
+        m.log(1, {"loss": 1.0})  # which opens an offline run
         os.kill(os.getpid(), signal.SIGTERM)
         print(got)
         m.close()
@@ -176,9 +177,10 @@ def test_a_service_that_hangs_delays_the_end_by_the_timeout_only(python, is_fail
     """The exit hook of wandb would wait without limit; the error of a run that fails has stderr to itself."""
     done = python(f"""
         m = mirror()
+        m.log(1, {{"loss": 1.0}})  # which opens an offline run
         for pid in wait_for_children():
             os.kill(pid, signal.SIGSTOP)
-        m.log(1, {{"loss": 1.0}})
+        m.log(2, {{"loss": 1.0}})
         m.close(timeout_s=0.5, is_failing={is_failing})
         m._thread.join()
         print("done")
