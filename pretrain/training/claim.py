@@ -34,7 +34,7 @@ from pretrain.tracking.picture_files import ATTENTION
 from pretrain.tracking.run_output import check_trackers
 from pretrain.training.resolution import follow_stored
 from pretrain.utils.io import write_file
-from pretrain.utils.jsonl import read_rows
+from pretrain.utils.jsonl import rows_with
 from pretrain.utils.status_line import show_phase
 
 log = logging.getLogger(__name__)
@@ -214,10 +214,9 @@ def recall_evaluations(checkpoints: CheckpointManager, metric: str | None, run: 
     if metric is None:
         return
     try:
-        rows = read_rows(run.metrics)
+        rows = list(rows_with(run.metrics, metric))
     except DataError as error:
         log.warning("%s", error)
         return
     for row in rows:
-        if metric in row:
-            checkpoints.note_evaluation(row["step"], row)
+        checkpoints.note_evaluation(row["step"], row)

@@ -2,6 +2,7 @@
 
     write_file / write_json   ->  name.tmp-<pid>, write, fsync, rename, fsync the folder
     AtomicWriter              ->  the same, for content that comes piece by piece
+    cut_file                  ->  remove the end of a file, fsync
     append_line               ->  one write at the end of a file of several processes, fsync
     write_chunks              ->  write in place, inside a folder that is renamed later, fsync; CRCs
     publish_dir               ->  fsync the folder, rename it to its final name, fsync the parent
@@ -163,6 +164,19 @@ def write_file(path: Path, content: bytes) -> FileRecord:
             _unlink(temporary)
             raise
     return FileRecord(path.name, record.num_bytes, record.crc32s)
+
+
+def cut_file(path: Path, num_bytes: int) -> None:
+    """Removes the end of a file, durably. Raises: DiskError: The file is as it was."""
+    with disk_errors("cut", path):
+        _operation("truncate", path)
+        os.truncate(path, num_bytes)
+        _operation("fsync", path)
+        descriptor = os.open(path, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
 
 
 def check_file(path: Path, record: FileRecord) -> str | None:

@@ -4,7 +4,9 @@
     append(row)      ->  one unbuffered write; a killed process loses no row, a killed machine those
                          since sync(); a row that the disk refuses waits in memory, and is written
                          before the next one
-    rewind(step)     ->  removes the rows after a committed step; the file is replaced atomically
+    rewind(step)     ->  cuts off the rows after a committed step, which are searched by halves: a
+                         start costs the same behind a million rows
+    read_rows(path)  ->  every row; `rows_with`, those that have a key, and parses no others
 
 Not here: what rows mean. `metrics.jsonl` takes any row (`Tracker`), `audit.jsonl` has its own
 (`audit.py`).
@@ -17,13 +19,14 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from pretrain.errors import DataError
-from pretrain.utils.io import disk_error, disk_errors, write_file
+from pretrain.utils.io import cut_file, disk_error, disk_errors
 from pretrain.utils.safe_read import MAX_LINE_BYTES, open_file, parse_json, read_lines
 
 _TAIL_BYTES = 1 << 16
+_BLOCK_BYTES = 1 << 16
 _FIX = "restore the file, or move it away: it only records the run"
 
 
@@ -36,33 +39,100 @@ def _readable(path: Path) -> Iterator[None]:
         raise DataError(f"cannot be read: {error.strerror}", where=str(path), fix=_FIX) from None
 
 
-def _parse(path: Path) -> Iterator[tuple[dict[str, Any], int]]:
+def _parse(path: Path, start: int = 0) -> Iterator[tuple[dict[str, Any], int]]:
     """Yields each whole row and the offset of the byte after it. Stops at a last line that is torn.
+
+    `start`: offset of the first line.
 
     Raises: DataError: A line is damaged, or the file cannot be read.
     """
-    end = 0
+    end = start
     with _readable(path), open_file(path) as file:
-        for number, line in enumerate(read_lines(file), start=1):
+        file.seek(start)
+        for line in read_lines(file):
             if not line.endswith(b"\n"):
                 return
+            row = _row_of(line)
+            if row is None:
+                raise _damaged(path, end)
             end += len(line)
-            try:
-                row = parse_json(line)
-                if type(row["step"]) is not int:
-                    raise TypeError
-            except (ValueError, LookupError, TypeError):
-                raise DataError(
-                    "this line is not a JSON object with a step",
-                    where=f"{path}:{number}",
-                    fix=_FIX,
-                ) from None
             yield row, end
+
+
+def _row_of(line: bytes) -> dict[str, Any] | None:
+    """Returns the row of a line; None of a damaged one."""
+    with suppress(ValueError, LookupError, TypeError):
+        row: dict[str, Any] = parse_json(line)
+        if type(row["step"]) is int:
+            return row
+    return None
+
+
+def _damaged(path: Path, offset: int) -> DataError:
+    """Returns the error of the line that begins at an offset."""
+    number = 1
+    with open_file(path) as file:
+        while offset > 0:
+            block = file.read(min(offset, _BLOCK_BYTES))
+            number += block.count(b"\n")
+            offset -= len(block)
+    return DataError("this line is not a JSON object with a step", where=f"{path}:{number}", fix=_FIX)
+
+
+def _find_line(path: Path, step: int) -> int:
+    """Returns the offset of a line whose row is of an earlier step, within some rows of `step`; else 0.
+
+    Halves the file by offsets, as steps never fall. A line that is damaged, or longer than a block,
+    counts as later: who reads on from the offset meets it.
+    """
+    with _readable(path), open_file(path) as file:
+        low = 0
+        high = file.seek(0, os.SEEK_END)
+        while high - low > _BLOCK_BYTES:
+            middle = (low + high) // 2
+            start, line = _line_after(file, middle)
+            row = _row_of(line)
+            if row is not None and row["step"] < step and start < high:
+                low = start
+            else:
+                high = middle
+    return low
+
+
+def _line_after(file: BinaryIO, offset: int) -> tuple[int, bytes]:
+    """Returns the first line that begins behind an offset, and its offset; empty: none within reach."""
+    file.seek(offset)
+    if not file.readline(_BLOCK_BYTES).endswith(b"\n"):
+        return offset, b""
+    return file.tell(), file.readline(_BLOCK_BYTES)
 
 
 def read_rows(path: Path) -> list[dict[str, Any]]:
     """Reads every whole row, without a torn last line; a missing file has none. Raises: DataError."""
     return [row for row, _ in _parse(path)] if path.exists() else []
+
+
+def rows_with(path: Path, key: str) -> Iterator[dict[str, Any]]:
+    """Yields the whole rows that have a key; a missing file has none. Lines without it are not parsed.
+
+    Raises: DataError: A line with the key is damaged, or the file cannot be read.
+    """
+    if not path.exists():
+        return
+    name = json.dumps(key).encode()
+    offset = 0
+    with _readable(path), open_file(path) as file:
+        # A block ends where a line does, so that no row is in two.
+        while block := file.read(_BLOCK_BYTES) + file.readline(MAX_LINE_BYTES):
+            lines = block.splitlines(keepends=True) if name in block else []
+            for line in lines:
+                if name in line and line.endswith(b"\n"):
+                    row = _row_of(line)
+                    if row is None:
+                        raise _damaged(path, offset + block.index(line))
+                    if key in row:
+                        yield row
+            offset += len(block)
 
 
 def last_row(path: Path) -> dict[str, Any] | None:
@@ -73,12 +143,7 @@ def last_row(path: Path) -> dict[str, Any] | None:
         size = file.seek(0, os.SEEK_END)
         file.seek(max(0, size - _TAIL_BYTES))
         lines = file.read().splitlines()
-    for line in reversed(lines):
-        with suppress(ValueError, LookupError, TypeError):
-            row: dict[str, Any] = parse_json(line)
-            if type(row["step"]) is int:
-                return row
-    return None
+    return next(filter(None, map(_row_of, reversed(lines))), None)
 
 
 class JsonLines:
@@ -169,15 +234,18 @@ class JsonLines:
     def rewind(self, step: int) -> None:
         """Removes the rows after `step`, and lines behind it that a power failure has damaged.
 
+        Damage before the last row of an earlier step is met by whoever reads the whole file, and
+        here only where it is near.
+
         Raises:
-            DataError: An earlier line is damaged.
+            DataError: A line between that row and the row of `step` is damaged.
             DiskError: The disk refused; the file is as it was.
         """
         self._waiting = deque(line for line in self._waiting if parse_json(line)["step"] <= step)
-        end_of_valid = 0
+        end_of_valid = _find_line(self._path, step)
         last = None
         try:
-            for row, end in _parse(self._path):
+            for row, end in _parse(self._path, end_of_valid):
                 if row["step"] > step:
                     break
                 end_of_valid = end
@@ -187,13 +255,8 @@ class JsonLines:
         except DataError:
             if last != step:
                 raise
-        with disk_errors("read", self._path), open_file(self._path) as file:
-            content = file.read(end_of_valid)
-        self._file.close()
-        try:
-            write_file(self._path, content)
-        finally:
-            self._open()
+        cut_file(self._path, end_of_valid)
+        self._torn_at = None
 
     def close(self) -> None:
         """Closes the file. Idempotent. Rows that still wait are lost."""

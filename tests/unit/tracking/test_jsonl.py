@@ -12,8 +12,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain.errors import DataError, DiskError
-from pretrain.utils import io
-from pretrain.utils.jsonl import JsonLines, read_rows
+from pretrain.utils import io, jsonl
+from pretrain.utils.jsonl import JsonLines, read_rows, rows_with
 from tests.helpers.waiting import LIMIT_S, finish
 
 
@@ -63,6 +63,56 @@ def test_after_a_rewind_exactly_the_rows_up_to_the_step_are_left(tmp_path_factor
     lines.append({"step": 99})
     lines.close()
     assert steps_of(path) == [*expected, 99]
+
+
+@pytest.fixture
+def long_file(path) -> list[bytes]:
+    """Rows of 4,000 steps, two a step, in 10 times what a search reads at once; returns the lines."""
+    lines = [b'{"step":%d,"loss":%d,"of":"%s"}\n' % (n // 2, n, b"-" * 60) for n in range(8000)]
+    path.write_bytes(b"".join(lines))
+    return lines
+
+
+@pytest.mark.parametrize("cut", [-1, 0, 1, 1999, 2000, 3998, 3999, 4000])
+def test_a_rewind_parses_a_few_rows_of_a_long_file(path, long_file, cut, monkeypatch):
+    parsed = []
+    monkeypatch.setattr(jsonl, "parse_json", lambda text: parsed.append(text) or json.loads(text))
+    lines = JsonLines(path)
+    lines.rewind(cut)
+    assert path.read_bytes() == b"".join(long_file[: 2 * cut + 2])
+    assert len(parsed) < 900, "rows of a block, and one a halving"
+    assert lines.last_step() == (None if cut < 0 else min(cut, 3999))
+
+
+@pytest.mark.parametrize("cut", [1999, 2000, 3998])
+@pytest.mark.parametrize("damage", [b"not json\n", b"\0" * 300_000 + b"\n"])
+def test_damage_behind_the_last_commit_of_a_long_file_is_cut_off_and_damage_before_it_is_named(
+    path, long_file, cut, damage
+):
+    place = 2 * cut + 2
+    path.write_bytes(b"".join([*long_file[:place], damage, *long_file[place:]]))
+    JsonLines(path).rewind(cut)
+    assert path.read_bytes() == b"".join(long_file[:place])
+    content = b"".join([*long_file[: place - 2], damage, *long_file[place - 2 :]])
+    path.write_bytes(content)
+    with pytest.raises(DataError, match=rf"metrics\.jsonl:{place - 1}: this line is not a JSON object"):
+        JsonLines(path).rewind(cut)
+    assert path.read_bytes() == content
+
+
+def test_rows_with_a_key_are_read_alone(path, long_file):
+    marked = [0, 1, 700, 4000, 7999]
+    for number in marked:
+        long_file[number] = b'{"step":%d,"val_loss":%d}\n' % (number // 2, number)
+    long_file[5] = b"not json\n"
+    long_file[6] = b'{"step":3,"text":"val_loss"}\n'
+    path.write_bytes(b"".join(long_file) + b'{"step":4000,"val_loss":')
+    assert [row["val_loss"] for row in rows_with(path, "val_loss")] == marked
+    long_file[6000] = b'{"val_loss":1}\n'
+    path.write_bytes(b"".join(long_file))
+    with pytest.raises(DataError, match=r"metrics\.jsonl:6001: this line is not a JSON object with a step"):
+        list(rows_with(path, "val_loss"))
+    assert not list(rows_with(path.with_name("none"), "val_loss"))
 
 
 def test_a_rewind_that_removes_nothing_does_not_touch_the_file(path):
@@ -160,12 +210,12 @@ def test_a_failed_rewind_keeps_the_rows_and_the_file_open(path):
     lines = write(path, [1, 2, 3])
 
     def fail(operation: str, _: Path) -> None:
-        if operation == "rename":
-            raise OSError(28, "No space left on device")
+        if operation == "truncate":
+            raise OSError(5, "Input/output error")
 
     io.set_fault_hook(fail)
     try:
-        with pytest.raises(DiskError, match="cannot write: No space left on device"):
+        with pytest.raises(DiskError, match="cannot cut: Input/output error"):
             lines.rewind(1)
     finally:
         io.set_fault_hook(None)

@@ -392,3 +392,10 @@ def test_where_there_are_no_locks_none_is_waited_for(tmp_path, monkeypatch):
     io.append_line(tmp_path / "lines", b"{}")
     assert (tmp_path / "lines").read_bytes() == b"{}\n"
     assert len(tries) == 1
+
+
+def test_a_file_is_cut_in_place_and_synced(tmp_path):
+    path = tmp_path / "rows"
+    path.write_bytes(b"0123456")
+    assert record_operations(lambda: io.cut_file(path, 3)) == ["truncate", "fsync"]
+    assert path.read_bytes() == b"012"
