@@ -129,7 +129,7 @@ def test_no_command_at_all_gets_the_help(tmp_path, command):
     assert result.stderr == ""
 
 
-KINDS = {"deepspeed", "ddp", "single"}
+KINDS = {"auto", "deepspeed", "ddp", "single"}
 
 
 @pytest.mark.parametrize(
@@ -147,7 +147,7 @@ KINDS = {"deepspeed", "ddp", "single"}
         ("pretrain train quickstart train.", {"train.steps=", "train.stop_after="}),
         ("pretrain launch local quickstart engine.k", {"engine.kind=", *(f"engine.kind={kind}" for kind in KINDS)}),
         ("pretrain train quickstart engine.kind =", KINDS),
-        ("pretrain train quickstart engine.kind = d", KINDS - {"single"}),
+        ("pretrain train quickstart engine.kind = d", KINDS - {"auto", "single"}),
         ("pretrain train quickstart engine.kind=s", {"engine.kind=single"}),
         ("pretrain train quickstart optim.kind = a", {"adamw", "adafactor"}),
         ("pretrain train quickstart objective.kind=m", {"objective.kind=masked", "objective.kind=masked_patches"}),
