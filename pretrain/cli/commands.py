@@ -16,6 +16,7 @@ import typer
 
 from pretrain import __version__
 from pretrain.cli.attention_pictures import attention_command
+from pretrain.cli.chat import chat_command
 from pretrain.cli.data import data_app, prepare_command
 from pretrain.cli.doctor import doctor_command, drill_command
 from pretrain.cli.evaluate import average_command, evaluate_command
@@ -67,6 +68,7 @@ _PANELS: dict[str, dict[str, Any]] = {
     "Follow runs": {"runs": runs_command, "report": report_command, "rollback": rollback_command},
     "Use models": {
         "generate": generate_command,
+        "chat": chat_command,
         "classify": classify_command,
         "evaluate": evaluate_command,
         "attention": attention_command,

@@ -1,26 +1,20 @@
 """`pretrain generate`, `classify`, `import`, `export`, `serve` and `inspect`."""
 
-import importlib
 import sys
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import asdict
 from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 from typer import Argument, Option
 
+from pretrain.cli.chat import hold_conversation, note_limits, note_stdin, typed_lines
 from pretrain.cli.completion import complete_run
 from pretrain.cli.options import Device, Json, ModelPath
 from pretrain.errors import ConfigError, LaunchError, install_fix
-from pretrain.utils.log import printable
 from pretrain.utils.status_line import status_line
-
-if TYPE_CHECKING:
-    from pretrain.artifact.open import Artifact
-    from pretrain.generation.generation_options import Options
 
 _SERVING = ("fastapi", "uvicorn", "openai")
 """Packages that `transformers serve` imports."""
@@ -76,17 +70,17 @@ def generate_command(
     source = open_source(model)
     artifact = load_artifact(source, device)
     status_line().close()
-    _note_stdin(prompt or image, file, prompts, "--prompt", chat and not as_json)
+    note_stdin(prompt or image, file, prompts, "--prompt", chat and not as_json)
     if chat and prompts is None:
-        prompts = _typed_lines(as_json)
-    _note_limits(artifact, max_tokens)
+        prompts = typed_lines(as_json)
+    note_limits(artifact, max_tokens)
     codec: Codec | ImageCodec = artifact.codec
     if image:
         codec = open_images(artifact.model, artifact.codec, source.run)
     elif prompts is not None:
         prompts = iter(artifact.normalized(prompts))
     if chat and not (prompt or file or as_json):
-        _converse(artifact, options, prompts, seed)
+        hold_conversation(artifact, options, prompts, seed)
         return
     finish = None
     if artifact.model.encoder is not None and not tokenized:
@@ -113,17 +107,6 @@ def _note_blank(num_texts: int) -> None:
         print(f"note: {plural(num_texts, 'text')} without a visible character", file=sys.stderr)
 
 
-def _note_limits(artifact: "Artifact", max_tokens: int | None) -> None:
-    """Says which settings of a release and which length do not hold."""
-    # Not an error: a released model may name settings that only its own library has.
-    for setting in artifact.generation.not_honoured:
-        print(printable(f"note: the model's own {setting} is not honoured"), file=sys.stderr)
-    most = artifact.model.max_seq_len
-    if max_tokens is not None and max_tokens > most and artifact.model.is_causal:
-        text = f"note: texts are shorter than --max-tokens {max_tokens}: model.max_seq_len is {most}"
-        print(text, file=sys.stderr)
-
-
 def _find_prompts(
     prompt: list[str] | None, file: str | None, image: list[str] | None, chat: bool
 ) -> Iterator[str] | None:
@@ -135,33 +118,6 @@ def _find_prompts(
     if prompt or file or chat:
         raise ConfigError("--image goes without --prompt, --file and --chat", fix="leave them out")
     return iter(image)
-
-
-def _converse(artifact: "Artifact", options: "Options", prompts: Iterator[str] | None, seed: int) -> None:
-    from pretrain.generation.chat import ChatCodec, converse
-
-    assert prompts is not None, "they are typed, or piped in"
-    codec = ChatCodec(artifact.codec)
-    converse(artifact.model, codec, artifact.generation, options, prompts, sys.stdout, notes=sys.stderr, seed=seed)
-
-
-def _note_stdin(given: list[str] | None, file: str | None, found: object, option: str, is_chat: bool = False) -> None:
-    """Says that standard input is read, where no option asks for it: in a script it may be another's, or stay open."""
-    if not given and file is None and found is not None:
-        how = "is one conversation, a turn a line" if is_chat else "is read to its end, a line each"
-        print(f"note: standard input {how}; {option} gives a text instead", file=sys.stderr, flush=True)
-
-
-def _typed_lines(as_json: bool) -> Iterator[str]:
-    """Yields the lines that a user types, until the end of the input. Raises: ConfigError: No terminal."""
-    if as_json or not sys.stdin.isatty():
-        raise ConfigError("a conversation needs a terminal", fix="give --prompt, --file, or pipe prompts in")
-    importlib.import_module("readline")  # edits lines of `input`
-    print("a line is a turn; Ctrl-D ends", file=sys.stderr)
-    with suppress(EOFError):
-        while True:
-            if line := input("> "):
-                yield line
 
 
 def classify_command(
@@ -190,7 +146,7 @@ def classify_command(
         raise ConfigError("there is no text", fix="give --text, --file, or pipe texts in")
     source = open_source(model)
     artifact = load_artifact(source, device)
-    _note_stdin(text, file, texts, "--text")
+    note_stdin(text, file, texts, "--text")
     run_classify(
         artifact.model,
         artifact.codec,

@@ -20,15 +20,19 @@ from pretrain.model import LanguageModel
 from pretrain.types import GenerationDefaults
 from pretrain.utils.units import plural
 
+RESET = "/reset"
+"""Line by which a conversation begins anew."""
+
 
 class ChatCodec:
-    """A `Codec` whose prompts are turns of the user, after the conversation in `turns`."""
+    """A `Codec` whose prompts are turns of the user, after the conversation in `turns`; `system` begins it."""
 
-    def __init__(self, codec: Codec) -> None:
+    def __init__(self, codec: Codec, system: str = "") -> None:
         self._codec = codec
+        self._first = [("system", system)] if system else []
         self.eos_ids = codec.eos_ids
         self.mask_id = codec.mask_id
-        self.turns: list[tuple[str, str]] = []
+        self.turns: list[tuple[str, str]] = [*self._first]
         self.decode = codec.decode
         self.tokens = codec.tokens
         self.encode_chat = codec.encode_chat
@@ -40,6 +44,10 @@ class ChatCodec:
     def encode(self, text: str) -> list[int]:
         """Returns the ids of the conversation with one more turn of the user. Raises: ConfigError."""
         return self._codec.encode_chat([*self.turns, ("user", text)])
+
+    def begin_anew(self) -> None:
+        """Drops all turns but the first one of the system."""
+        self.turns = [*self._first]
 
     def drop_oldest(self, text: str, room: int) -> int:
         """Drops exchanges from the beginning, after a system's turn, until the next turn fits.
@@ -80,8 +88,8 @@ def converse(
     """Answers line by line, each with the turns before it that the model has room for.
 
     An answer has room for the most tokens that are asked for, up to half of the model's row: the
-    oldest exchanges are dropped for it, which `notes` say. Ctrl-C ends the line of an unfinished
-    answer.
+    oldest exchanges are dropped for it, which `notes` say, and all of them at a line `/reset`.
+    Ctrl-C ends the line of an unfinished answer.
 
     Raises: ConfigError: The model cannot chat, or one turn is longer than its rows.
     """
@@ -92,6 +100,11 @@ def converse(
     row = min(model.max_seq_len, constraints.max_length or model.max_seq_len)
     room = row - min(constraints.max_new_tokens, row // 2)
     for line in lines:
+        if line.strip() == RESET:
+            codec.begin_anew()
+            notes.write("note: the conversation begins anew\n")
+            notes.flush()
+            continue
         if num_dropped := codec.drop_oldest(line, room):
             text = "the conversation has no more room for its oldest"
             notes.write(f"note: {text} {plural(num_dropped, 'turn')}\n")

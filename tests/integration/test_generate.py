@@ -168,7 +168,7 @@ def test_turns_are_typed_in_a_terminal(models, tmp_path):
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": to_jinja(template)}))
     ours, theirs = os.openpty()
-    command = [*COMMAND, str(folder), "--chat", "--max-tokens", "3", "--temperature", "0"]
+    command = [*COMMAND[:-1], "chat", str(folder), "--max-tokens", "3", "--temperature", "0"]
     environment = {**os.environ, "PYTHONPATH": SOURCE_PATH, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
     process = subprocess.Popen(
         command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
@@ -178,10 +178,10 @@ def test_turns_are_typed_in_a_terminal(models, tmp_path):
     os.close(ours)
     os.close(theirs)
     assert process.returncode == 0, errors
-    assert "a line is a turn; Ctrl-D ends" in errors
+    assert "a line is a turn; /reset begins anew, Ctrl-D ends" in errors
     assert output.count("> ") == 4  # three lines and the end
     answers = [line for line in output.replace("> ", "").splitlines() if line]
-    # The same lines from a pipe are the same conversation, here until a Ctrl-C.
+    # The same lines from a pipe are the same conversation, of `generate --chat` too, here until a Ctrl-C.
     options = [str(folder), "--chat", "--max-tokens", "3", "--temperature", "0"]
     streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
     piped = start(*options, cwd=tmp_path, **streams, start_new_session=True)

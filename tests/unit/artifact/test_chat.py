@@ -80,6 +80,20 @@ def test_a_conversation_remembers_its_turns(chat):
 
 
 @pytest.mark.parametrize("chat", ["chatml"], indirect=True)
+def test_a_conversation_that_begins_anew_has_the_turn_of_the_system_and_no_other(chat):
+    artifact = open_artifact(chat[0])
+    codec, out, notes = ChatCodec(artifact.codec, "Be brief."), io.StringIO(), io.StringIO()
+    options = Options(max_tokens=4, temperature=0.0)
+    lines = iter(["One.", "Two.", " /reset ", "One."])
+    converse(artifact.model, codec, artifact.generation, options, lines, out, notes=notes)
+    assert notes.getvalue() == "note: the conversation begins anew\n"
+    assert [role for role, _ in codec.turns] == ["system", "user", "assistant"]
+    first, _, anew = out.getvalue().splitlines()
+    assert first == anew
+    assert codec.encode("One.") != ChatCodec(artifact.codec).encode("One.")
+
+
+@pytest.mark.parametrize("chat", ["chatml"], indirect=True)
 def test_a_conversation_longer_than_the_row_drops_its_oldest_exchanges_whole(chat):
     artifact = open_artifact(chat[0])
     codec, out, notes = ChatCodec(artifact.codec), io.StringIO(), io.StringIO()
