@@ -20,6 +20,7 @@ from pretrain.cli.chat import chat_command
 from pretrain.cli.data import data_app, prepare_command
 from pretrain.cli.doctor import doctor_command, drill_command
 from pretrain.cli.evaluate import average_command, evaluate_command
+from pretrain.cli.finetune import finetune_command
 from pretrain.cli.launch import launch_app
 from pretrain.cli.model import (
     classify_command,
@@ -54,7 +55,7 @@ app = CommandGroup(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _PANELS: dict[str, dict[str, Any]] = {
-    "Begin": {"quickstart": quickstart_command},
+    "Begin": {"quickstart": quickstart_command, "finetune": finetune_command},
     "Prepare data": {"prepare": prepare_command, "data": data_app},
     "Train": {
         "presets": presets_command,

@@ -7,26 +7,17 @@ Each step is a command of its own, printed as a user would type it. A second sta
 it finds, as each command does.
 """
 
-import os
-import shlex
-import signal
-import subprocess
-import sys
 import time
-from collections.abc import Callable
-from functools import partial
 
 import typer
 
+from pretrain.cli.command_steps import CommandSteps
 from pretrain.errors import EXIT_RESUME_ME, LaunchError
-from pretrain.utils.process import die_with
 
 RECIPE = "quickstart"
 VOCABULARY = 2048
 # Most functions of the corpus are methods, and a token of a name holds the space before it.
 PROMPT = "class Reader:\n    def"
-PROGRAM = (sys.executable, "-m", "pretrain")
-POLL_S = 0.2
 
 
 def quickstart_command() -> None:
@@ -45,7 +36,7 @@ def quickstart_command() -> None:
     config = load_config(RECIPE)
     run = RunDir(config.folder)
     stop_at = config.checkpoint.every_steps
-    steps = _Steps()
+    steps = CommandSteps()
     steps.check(["prepare", "--output", str(config.data.path), "--vocab-size", str(VOCABULARY)])
     train = ["launch", "local", RECIPE, "--ranks", "2"]
     if run.newest_step() < stop_at:
@@ -70,52 +61,3 @@ def quickstart_command() -> None:
     print(f"\n-- the quickstart is over, after {clock_time(time.monotonic() - began)}. Curves and facts: {page}")
     print("-- now your own text: pretrain prepare --input FOLDER --output data/mine")
     print("   then a config: pretrain recipes cp quickstart mine.yaml, and data.path=data/mine", flush=True)
-
-
-class _Steps:
-    """The commands of the quickstart, one after another, and the stop signals that came meanwhile.
-
-    A command has a process group of its own: a Ctrl-C of the terminal reaches it once, by way of
-    this process, which waits for its end.
-    """
-
-    def __init__(self) -> None:
-        self._signals: list[int] = []
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda number, frame: self._signals.append(number))
-
-    def run(self, arguments: list[str], stop: Callable[[], bool] | None = None) -> int:
-        """Runs `pretrain ARGUMENTS`, stopped by SIGTERM once `stop` is true; returns its exit code.
-
-        Raises: Exit, with 130, after a signal to this process, which the command has answered.
-        """
-        print(f"\n$ pretrain {shlex.join(arguments)}", flush=True)
-        prepare = partial(die_with, os.getpid())
-        process = subprocess.Popen(
-            [*PROGRAM, *arguments], stdin=subprocess.DEVNULL, process_group=0, preexec_fn=prepare
-        )
-        num_passed = 0
-        while process.poll() is None:
-            if num_passed < len(self._signals):
-                # Each one: the second ends a run without a save.
-                process.send_signal(self._signals[num_passed])
-                num_passed += 1
-            elif stop is not None and stop():
-                stop = None
-                if sys.stderr.isatty():  # the command draws its bar again, below the next line
-                    sys.stderr.write("\r\x1b[K")
-                text = "stopping the run, as a preemption would"
-                print(f"\n-- kill -TERM {process.pid}: {text}", flush=True)
-                process.terminate()
-            time.sleep(POLL_S)
-        if self._signals:
-            raise typer.Exit(128 + signal.SIGINT)
-        return process.returncode
-
-    def check(self, arguments: list[str]) -> None:
-        """Runs `pretrain ARGUMENTS`. Raises: Exit, with its code, where it fails: it says why."""
-        code = self.run(arguments)
-        if code < 0:
-            raise LaunchError(f"pretrain {arguments[0]} was killed by signal {-code}")
-        if code:
-            raise typer.Exit(code)

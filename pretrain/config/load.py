@@ -55,7 +55,7 @@ def load_config(source: str | Path, overrides: Sequence[str] = (), *, extensions
     Raises:
         ConfigError: One line for each problem.
     """
-    located = _read(source, overrides)
+    located = read_located(source, overrides)
     if extensions in ("import", "ask"):
         located = follow_folder(located, Path(source), overrides)
     named = located.values.get("extend")
@@ -74,7 +74,7 @@ def load_config(source: str | Path, overrides: Sequence[str] = (), *, extensions
 
 def load_section(section: type[SectionT], source: str | Path, overrides: Sequence[str] = ()) -> SectionT:
     """Loads and checks another config, such as for `pretrain prepare`. Raises: ConfigError."""
-    return parse_section(section, _read(source, overrides, PREPARE), str(source))
+    return parse_section(section, read_located(source, overrides, PREPARE), str(source))
 
 
 def parse_section(section: type[SectionT], located: LocatedTree, source: str) -> SectionT:
@@ -93,7 +93,8 @@ def _describe_all(
     return list(dict.fromkeys(_describe(detail, located, source, section) for detail in details))
 
 
-def _read(source: str | Path, overrides: Sequence[str], folders: Sequence[str] = RUNS) -> LocatedTree:
+def read_located(source: str | Path, overrides: Sequence[str], folders: Sequence[str] = RUNS) -> LocatedTree:
+    """Returns the values of a config with its includes and overrides, not validated. Raises: ConfigError."""
     located = read_with_includes(find_config(source, folders))
     for override in overrides:
         _apply_override(located, override)
@@ -184,7 +185,7 @@ def _names_a_model(model: dict[str, Any]) -> bool:
 
 def _lay_over_start(model: dict[str, Any], start: str) -> dict[str, Any]:
     """Lays the keys of a `model:` section over the model of `init.from`."""
-    base = _read_start(Path(expand_home(start)))
+    base = read_start(Path(expand_home(start)))
     base.pop("preset", None)
     # The end-of-text token is taken from the data, and so are labels.
     if base.get("head"):
@@ -200,7 +201,8 @@ def _lay_over_start(model: dict[str, Any], start: str) -> dict[str, Any]:
     return merge(base, model)
 
 
-def _read_start(start: Path) -> dict[str, Any]:
+def read_start(start: Path) -> dict[str, Any]:
+    """Returns the values of `model` of the model at a path. Raises: ConfigError: There is none, or it is damaged."""
     folder = start_folder(start)
     is_checkpoint = (folder / "manifest.json").is_file()
     for place in (folder, folder.resolve().parent.parent) if is_checkpoint else (folder,):  # the run of a checkpoint

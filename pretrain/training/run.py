@@ -32,7 +32,7 @@ from pretrain.errors import (
 )
 from pretrain.kinds.objectives import OBJECTIVES
 from pretrain.report.series import make_course
-from pretrain.run.folder import end_attempt
+from pretrain.run.folder import RunDir, end_attempt
 from pretrain.run.heartbeat import Progress
 from pretrain.run.stop import StopFlag
 from pretrain.run.watchdog import Watchdog
@@ -187,11 +187,7 @@ def _summarize(run: Run, state: TrainState) -> Iterator[str]:
             first = [values[0]] if len(values) > 1 else []
             points = [f"{value:.4f} at step {step}" for step, value in (*first, values[-1])]
             yield f"      {name} {', '.join(points)}"
-    template = None
-    with contextlib.suppress(CheckpointError):  # a damaged file of the run is no failure of the training
-        template, _ = read_texts(run.folder)
-    command = next_command(run.config, has_template=template is not None, has_validation=bool(run.validation))
-    yield f"next: {command}"
+    yield f"next: {next_of_run(run.config, has_validation=bool(run.validation))}"
     yield f"      pretrain report {shlex.quote(str(run.folder.path))}"
 
 
@@ -206,6 +202,14 @@ def time_of_starts(rows: Sequence[dict[str, Any]], attempts: Sequence[dict[str, 
 
 def _instant(text: str) -> float:
     return datetime.fromisoformat(text).timestamp()
+
+
+def next_of_run(config: RunConfig, has_validation: bool) -> str:
+    """Returns the command that uses the model of a run, whose folder says whether it has a template."""
+    template = None
+    with contextlib.suppress(CheckpointError):  # a damaged file of the run is no failure of the training
+        template, _ = read_texts(RunDir(config.folder))
+    return next_command(config, has_template=template is not None, has_validation=has_validation)
 
 
 def next_command(config: RunConfig, *, has_template: bool, has_validation: bool) -> str:

@@ -17,9 +17,9 @@ from tests.repo.source import ROOT, SOURCE_FILES, module_name, name, parse
 
 MAX_COMPLEXITY = 15
 CEILINGS: dict[str, float] = {
-    "lines": 85682,
+    "lines": 86107,
     "syntax nodes a line of code": 10.45,
-    "conditional expressions a thousand lines of code": 34.5,
+    "conditional expressions a thousand lines of code": 32.4,
     "functions of a complexity above 15": 1,
     "first sentences with that of or those of": 0,
     "assignments to a vague name": 54,

@@ -1,0 +1,118 @@
+"""Commands of `pretrain` that another command runs, each printed as a user would type it."""
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import typer
+
+from pretrain.errors import EXIT_USAGE, LaunchError
+from pretrain.utils.process import die_with
+
+if TYPE_CHECKING:
+    from pretrain.config.run import RunConfig
+
+PROGRAM = (sys.executable, "-m", "pretrain")
+POLL_S = 0.2
+
+
+class CommandSteps:
+    """Commands that run one after another, and the stop signals that came meanwhile.
+
+    A command has a process group of its own: a Ctrl-C of the terminal reaches it once, by way of
+    this process, which waits for its end.
+    """
+
+    def __init__(self) -> None:
+        self._signals: list[int] = []
+        for number in (signal.SIGINT, signal.SIGTERM):
+            signal.signal(number, lambda number, frame: self._signals.append(number))
+
+    def run(self, arguments: list[str], stop: Callable[[], bool] | None = None) -> int:
+        """Runs `pretrain ARGUMENTS`, stopped by SIGTERM once `stop` is true; returns its exit code.
+
+        Raises: Exit, with 130, after a signal to this process, which the command has answered.
+        """
+        print(f"\n$ pretrain {shlex.join(arguments)}", flush=True)
+        prepare = partial(die_with, os.getpid())
+        process = subprocess.Popen(
+            [*PROGRAM, *arguments], stdin=subprocess.DEVNULL, process_group=0, preexec_fn=prepare
+        )
+        num_passed = 0
+        while process.poll() is None:
+            if num_passed < len(self._signals):
+                # Each one: the second ends a run without a save.
+                process.send_signal(self._signals[num_passed])
+                num_passed += 1
+            elif stop is not None and stop():
+                stop = None
+                if sys.stderr.isatty():  # the command draws its bar again, below the next line
+                    sys.stderr.write("\r\x1b[K")
+                text = "stopping the run, as a preemption would"
+                print(f"\n-- kill -TERM {process.pid}: {text}", flush=True)
+                process.terminate()
+            time.sleep(POLL_S)
+        if self._signals:
+            raise typer.Exit(128 + signal.SIGINT)
+        return process.returncode
+
+    def check(self, arguments: list[str]) -> None:
+        """Runs `pretrain ARGUMENTS`. Raises: Exit, with its code, where it fails: it says why."""
+        self.refuse(self.run(arguments), arguments)
+
+    @staticmethod
+    def refuse(code: int, arguments: list[str]) -> None:
+        """Ends with the exit code of a command that failed. Raises: Exit. LaunchError: It was killed."""
+        if code < 0:
+            raise LaunchError(f"pretrain {arguments[0]} was killed by signal {-code}")
+        if code:
+            raise typer.Exit(code)
+
+
+@dataclass(frozen=True, slots=True)
+class Wish:
+    """Arguments of the commands that prepare data and train on them, with the config of the run."""
+
+    prepare: list[str]
+    train: list[str]
+    data: Path
+    config: "RunConfig"
+
+
+def fulfil(wish: Wish, dry_run: bool) -> None:
+    """Prepares, trains, evaluates and prints the next command. Started again, each continues or is done.
+
+    Raises: Exit, with the code of a command that fails. LaunchError: One was killed.
+    """
+    run = wish.config.folder
+    evaluate = ["evaluate", str(run)]
+    if dry_run:
+        for arguments in (wish.prepare, wish.train, evaluate):
+            print(f"$ pretrain {shlex.join(arguments)}")
+        return
+    steps = CommandSteps()
+    was_there = wish.data.exists()
+    code = steps.run(wish.prepare)
+    if code == EXIT_USAGE and was_there:
+        print(f"-- {wish.data} is of another command: give another --name, or delete the folder", file=sys.stderr)
+    steps.refuse(code, wish.prepare)
+    steps.check(wish.train)
+    from pretrain.shards.index import load_index
+
+    split = load_index(wish.data).splits.get("validation")
+    has_validation = split is not None and split.num_documents > 0
+    if has_validation:
+        steps.check(evaluate)
+    else:
+        print(f"\n-- no evaluation: {wish.data} has no validation split", flush=True)
+    from pretrain.training.run import next_of_run
+
+    print(f"\nnext: {next_of_run(wish.config, has_validation)}", flush=True)
