@@ -109,7 +109,7 @@ def _put_recorders(model: Transformer, maps: list[AttentionMap], undo: ExitStack
 def record_attention(model: LanguageModel, batch: Batch) -> list[AttentionMap]:
     """Returns the maps of a batch of one row, on the model's device, in the order of the forward.
 
-    Raises: ConfigError: A recurrent model without attention.
+    Raises: ConfigError: A recurrent model without attention, or layers without it.
     """
     assert batch.tokens_BT.shape[0] == 1, "one row at a time"
     maps: list[AttentionMap] = []
@@ -118,6 +118,11 @@ def record_attention(model: LanguageModel, batch: Batch) -> list[AttentionMap]:
         model.eval()
         if isinstance(model, Recurrent):
             return [_record_alignment(model, batch, undo)]
+        if any(any(stack.has_delta) for stack in model.stacks):
+            raise ConfigError(
+                "layers of mixers=delta have no weights to draw",
+                fix="give a model with attention in each layer",
+            )
         _put_recorders(model, maps, undo)
         model(batch, logits=False)
     return maps

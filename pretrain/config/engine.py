@@ -262,6 +262,9 @@ def sequence_conflicts(ranks: int, engine: EngineConfig, model: AnyModelConfig) 
     if engine.fp8 != "off":
         yield f"{key} was not tried with engine.fp8={engine.fp8}", "use engine.fp8=off"
     for name, stack in _stacks(model).items():
+        if stack.any_delta:
+            reads = f"which {name}.mixers=delta reads"
+            yield f"{key} leaves a rank without the state before its part, {reads}", whole
         if stack.drop_path:
             yield f"{key} would draw {name}.drop_path for each part of a row apart", f"{whole}, or leave it out"
         if stack.rope_scaling is not None and stack.rope_scaling.follows_length:
@@ -362,6 +365,7 @@ def _stack_conflicts(key: str, parallel: ParallelConfig, name: str, stack: Stack
     reasons = {
         "experts": (stack.experts is not None, "whose experts are cut by parallel.experts"),
         "latent": (stack.latent is not None, "whose keys and values of all heads are of one vector"),
+        "mixers=delta": (stack.any_delta, "whose states were not cut by heads"),
         f"qk_norm={stack.qk_norm}": (
             stack.qk_norm in ("whole", "heads"),
             "a norm with weights of all heads, of which a rank has some",

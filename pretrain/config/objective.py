@@ -134,6 +134,11 @@ def kind_conflicts(kind: str, model: AnyModelConfig, data: DataConfig, start: st
             f"{key} needs bidirectional attention to the prefix, which a recurrent decoder lacks",
             "use objective.kind=causal",
         )
+    if model.kind != "recurrent" and model.last_stack.any_delta and needs.whole_prompts:
+        yield (
+            f"{key} reads a prefix from both sides, and layers of mixers=delta from left to right",
+            "use objective.kind=causal",
+        )
     head = model.head
     if head.kind != needs.head:
         tied = ", and model.tied_embeddings=false" if HEADS[needs.head].fine_tuned else ""

@@ -1,6 +1,7 @@
 """Models without a class in transformers: nanoGPT's, modded-nanoGPT's, and the Transformer of 2017."""
 
 from pretrain.families.decoders.gpt2 import GPT2
+from pretrain.families.decoders.llama import LLAMA_STACK
 from pretrain.families.sizes import BOTH, Architecture, Sizes
 
 _MODDED = Architecture(
@@ -18,6 +19,12 @@ _MODDED = Architecture(
     {"max_seq_len": 1024, "tied_embeddings": True, "init_output": "zero"},
 )
 """Jordan et al. 2024 (modded-nanoGPT): what pays in short runs. No model of transformers is like it."""
+_HYBRID = Architecture(
+    ("decoder",),
+    LLAMA_STACK | {"mixers": ["delta", "delta", "delta", "attention"]},
+    {"max_seq_len": 1024, "tied_embeddings": True},
+)
+"""Three layers of the gated delta rule to one of attention, otherwise a LLaMA."""
 TRANSFORMER = Architecture(
     BOTH,
     {
@@ -45,6 +52,10 @@ SIZES: Sizes = {
     # Vaswani et al. 2017, table 3; 0.3 is the dropout of the English-German model.
     "transformer-base": TRANSFORMER.size(6, 512, 8, 2048, of=(37000, 63_082_496)),
     "transformer-big": TRANSFORMER.size(6, 1024, 16, 4096, of=(37000, 214_245_376), dropout=0.3),
+    "hybrid-1m": _HYBRID.size(
+        4, 128, 4, 352, of=(2048, 1_172_264), delta={"heads": 4, "key_width": 24, "value_width": 48}
+    ),
+    "hybrid-tiny": _HYBRID.size(4, 64, 4, 192, kv_heads=2, max_seq_len=128),
     # Wu et al. 2021: of their sizes the best for the 29,000 sentences of Multi30k.
     "transformer-tiny": TRANSFORMER.size(4, 128, 4, 256, dropout=0.3),
 }  # fmt: skip

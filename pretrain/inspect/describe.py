@@ -20,7 +20,7 @@ from pretrain.checkpoint.format import MANIFEST, MODEL_FILE, Manifest, list_fold
 from pretrain.checkpoint.retention import read_best
 from pretrain.config.load import load_config
 from pretrain.config.model import AnyModelConfig, parse_model
-from pretrain.config.model.stack import ExpertsConfig
+from pretrain.config.model.stack import ExpertsConfig, StackConfig
 from pretrain.config.resumption import start_folder
 from pretrain.errors import CheckpointError, ConfigError, DataError
 from pretrain.plan.params import count_active, count_parameters
@@ -378,6 +378,8 @@ def describe_model(config: AnyModelConfig) -> str:
                 heads += f" ({stack.num_kv_heads} of keys)"
             if stack.latent is not None:
                 heads += f" (keys and values from {stack.latent.kv_rank} numbers a token)"
+            if stack.any_delta:
+                heads += f", {_describe_delta(stack)}"
             experts = "" if stack.experts is None else f", {_describe_experts(stack.experts)}"
             stacks.append(f"{name} of {stack.layers} layers, width {stack.width}, {heads}{experts}")
     if config.kind != "recurrent" and (patches := config.input) is not None:
@@ -391,6 +393,13 @@ def describe_model(config: AnyModelConfig) -> str:
         rows = config.padded_vocab_size
         vocabulary = f"vocabulary {config.vocab_size:,}{f' in {rows:,} rows' * (rows > config.vocab_size)}, "
     return f"{'; '.join(stacks)}; {vocabulary}up to {config.max_seq_len:,} tokens"
+
+
+def _describe_delta(stack: StackConfig) -> str:
+    layers = sum(stack.has_delta(number) for number in range(stack.layers))
+    key, value = stack.delta_widths
+    states = f"{stack.delta_heads[1]} states of {key} x {value}"
+    return f"{plural(layers, 'layer')} of them by the gated delta rule with {states}"
 
 
 def _describe_experts(experts: ExpertsConfig) -> str:

@@ -129,6 +129,8 @@ _APART: tuple[str, ...] = (
     "kv_heads",
     "head_width",
     "latent",
+    "mixers",
+    "delta",
     "experts",
     "qkv_bias",
     "output_bias",
@@ -153,6 +155,7 @@ def _stack_facts(stack: StackConfig) -> dict[str, Any]:
         values["latent"] = None
     else:
         values |= {f"latent.{key}": value for key, value in stack.latent.model_dump().items()}
+    values |= _delta_facts(stack)
     values |= {"qkv_bias": stack.has_qkv_bias, "output_bias": stack.has_output_bias}
     values |= {"norm_bias": stack.has_norm_bias}
     values |= {"score_scale": stack.score_scale or stack.per_head_width**-0.5}
@@ -162,6 +165,16 @@ def _stack_facts(stack: StackConfig) -> dict[str, Any]:
     if stack.position == "rotary":
         values |= _rotary_facts(stack, has_window)
     return values
+
+
+def _delta_facts(stack: StackConfig) -> dict[str, Any]:
+    """Returns the layers of the gated delta rule and their sizes; nothing where there is none."""
+    if not stack.any_delta or stack.mixers is None:
+        return {}
+    mixers = [stack.mixers[number % len(stack.mixers)] for number in range(stack.layers)]
+    sizes = {"heads": stack.delta_heads, "widths": stack.delta_widths}
+    sizes |= {key: getattr(stack.delta, key) for key in ("kernel", "negative_eigenvalues", "norm_eps")}
+    return {"mixers": ", ".join(mixers)} | {f"delta.{key}": value for key, value in sizes.items()}
 
 
 _SCALING_KEYS = {

@@ -27,6 +27,7 @@ from pretrain.model.backends.backend import AttentionBackend
 from pretrain.model.parts.attention import AttentionContext, CrossAttention, SelfAttention
 from pretrain.model.parts.experts import MixtureOfExperts
 from pretrain.model.parts.feedforward import FeedForward
+from pretrain.model.parts.gated_delta import GatedDelta
 from pretrain.model.parts.latent_attention import LatentAttention
 from pretrain.model.parts.norm import build_norm
 
@@ -213,8 +214,12 @@ class Block(nn.Module):
         return norm(sum_BTD) if norm is not None and self.norm_placement == "post" else sum_BTD
 
 
-def build_attention(config: StackConfig, backend: AttentionBackend, number: int) -> SelfAttention | LatentAttention:
-    """Builds the self-attention of a block."""
+def build_attention(
+    config: StackConfig, backend: AttentionBackend, number: int
+) -> SelfAttention | LatentAttention | GatedDelta:
+    """Builds the self-attention of a block, or the mixer in its place."""
+    if config.has_delta(number):
+        return GatedDelta(config)
     return LatentAttention(config, backend) if config.latent else SelfAttention(config, backend, number)
 
 

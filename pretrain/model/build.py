@@ -7,7 +7,7 @@
 Norm weights are 1 (0 with `norm_offset`), biases and sinks 0, factors of `layer_scale` as it says;
 with `init_output: zero` the ends of residual branches and an untied head are 0 too. A fused matrix
 (queries, keys and values; gate and up) is drawn part by part, because fan-in and fan-out are those
-of its parts. Recurrent models: `draw_recurrent`.
+of its parts. Recurrent models: `draw_recurrent`; decays of the gated delta rule: `draw_delta`.
 """
 
 import hashlib
@@ -32,6 +32,7 @@ from pretrain.errors import ConfigError, install_fix
 from pretrain.model.block import Block
 from pretrain.model.expert_parallel import share_experts
 from pretrain.model.lazy_compiler import UnsetWeights, defer_compiler
+from pretrain.model.parts.gated_delta import DELTA_WEIGHTS, draw_delta
 from pretrain.model.parts.head import Head
 from pretrain.model.recurrent.recurrent import Recurrent, check_engine, draw_recurrent
 from pretrain.model.tensor_parallel import mark_parts, share_tensors
@@ -155,6 +156,8 @@ def initial_weight(name: str, shape: torch.Size, config: AnyModelConfig, seed: i
     weight = torch.empty(shape, dtype=torch.float32, device="cpu")
     if isinstance(config, RecurrentConfig):
         draw_recurrent(name, weight, config, generator)
+    elif name.endswith(DELTA_WEIGHTS):
+        draw_delta(name, weight, generator)
     elif len(shape) == 1:
         _fill_vector(name, weight, _stack_of(name, config))
     elif config.init_output == "zero" and (name == "head.weight" or name.endswith(_RESIDUAL_OUTPUTS)):

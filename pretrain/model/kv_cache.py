@@ -25,7 +25,9 @@ class LayerCache:
     """Keys and values of one layer, for at most `capacity` positions, and for the source.
 
     `cross` are keys and values of cross attention, [B, S, K, H] each, set at the first step; None
-    without an encoder. Appending writes in place: not for training. `fixed`: of `KVCache.fix`.
+    without an encoder. `state` has what a layer with a state keeps in their place, [B, ...] each,
+    at any number of positions; None before the first. Appending writes in place: not for
+    training. `fixed`: of `KVCache.fix`.
     """
 
     def __init__(self, capacity: int) -> None:
@@ -33,6 +35,7 @@ class LayerCache:
         self.length = 0
         self.fixed: CachePlace | None = None
         self.cross: tuple[Tensor, Tensor] | None = None
+        self.state: tuple[Tensor, ...] | None = None
         self._past: list[Tensor] = []
 
     def append(self, *added: Tensor) -> list[Tensor]:
@@ -52,6 +55,16 @@ class LayerCache:
             past[:, start : self.length] = x
         return [past[:, : self.length] for past in self._past]
 
+    def replace_state(self, length: int, *state: Tensor) -> None:
+        """Replaces the state by the one after `length` more positions, in memory of a captured step."""
+        if self.fixed is None or self.fixed.position_1 is None:
+            self.length += length
+        if self.state is None:
+            self.state = state
+        else:
+            for past, x in zip(self.state, state, strict=True):
+                past.copy_(x)
+
     def select(self, rows_B: Tensor) -> None:
         """Selects rows, in the given order; a row may occur several times."""
         for number, past in enumerate(self._past):
@@ -61,6 +74,8 @@ class LayerCache:
             past[:, : self.length] = selected
         if self.cross is not None:
             self.cross = (select_rows(self.cross[0], rows_B), select_rows(self.cross[1], rows_B))
+        if self.state is not None:
+            self.state = tuple(select_rows(x, rows_B) for x in self.state)
 
 
 def select_rows(x: Tensor, rows_B: Tensor) -> Tensor:

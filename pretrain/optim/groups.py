@@ -1,7 +1,7 @@
 """Parameter groups: weight decay for matrices, learning rates by depth, parts of fused weights.
 
-Weight decay applies to matrices, but not to norms, biases and embeddings: it is of no use for a
-gain or a shift, and would shrink the embedding of a rare token between the few steps that update
+Weight decay applies to matrices, but not to norms, biases, short convolutions and embeddings: it is
+of no use for a gain or a shift, and would shrink the embedding of a rare token between the few steps that update
 it. A tied output head is the embedding's parameter and does not decay either; a table of learned
 positions counts as an embedding.
 
@@ -53,6 +53,8 @@ def block_rows(model: nn.Module, name: str, *, split_heads: bool = False) -> tup
     parent = model.get_submodule(parent_name)
     if split_heads and parameter.ndim > 1 and layer in _HEADS and hasattr(parent, "head_width"):
         blocks = (int(parent.head_width),) * (rows // int(parent.head_width))
+    elif layer in getattr(parent, "fused", ()):
+        blocks = parent.fused[layer]
     elif layer == "qkv" and hasattr(parent, "kv_heads"):
         heads = (parent.heads, parent.kv_heads, parent.kv_heads)
         blocks = tuple(int(number) * int(parent.head_width) for number in heads)
@@ -62,6 +64,9 @@ def block_rows(model: nn.Module, name: str, *, split_heads: bool = False) -> tup
     assert sum(blocks) == rows, f"{name}: {blocks} are not {rows} rows"
     return blocks * copies
 
+
+_FILTERS = frozenset({"convolution"})
+"""Parts of the parameter names of convolutions of each channel, which are no matrices."""
 
 EMBEDDING_PARTS = frozenset({"embedding", "patches", "position"})
 """Parts of the parameter names of inputs whose module is not nn.Embedding: tables, and patches."""
@@ -135,7 +140,7 @@ def group_parameters(
     """Splits the trainable parameters of a model into groups, each parameter in exactly one.
 
     A parameter decays if it has two or more dimensions and is no embedding: no nn.Embedding owns
-    it, and no part of its dotted name is in EMBEDDING_PARTS. The order is that of registration,
+    it, and no part of its dotted name is in EMBEDDING_PARTS or _FILTERS. The order is that of registration,
     the same in every process. Frozen parameters are in no group. To be called before an engine
     partitions the parameters.
 
@@ -182,8 +187,10 @@ def group_parameters(
 
 
 def _tables(model: nn.Module) -> set[int]:
-    """Returns the identities of the parameters of embeddings."""
-    named = {id(one) for name, one in model.named_parameters() if not EMBEDDING_PARTS.isdisjoint(name.split("."))}
+    """Returns the identities of the parameters of embeddings, and of short convolutions."""
+    parts = EMBEDDING_PARTS | _FILTERS
+    every = model.named_parameters()
+    named = {id(one) for name, one in every if not parts.isdisjoint(name.split("."))}
     kinds = nn.Embedding | nn.EmbeddingBag
     owners = [module for module in model.modules() if isinstance(module, kinds)]
     return named | {id(one) for owner in owners for one in owner.parameters(recurse=False)}

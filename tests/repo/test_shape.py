@@ -17,12 +17,12 @@ from tests.repo.source import ROOT, SOURCE_FILES, module_name, name, parse
 
 MAX_COMPLEXITY = 15
 CEILINGS: dict[str, float] = {
-    "lines": 86107,
+    "lines": 86682,
     "syntax nodes a line of code": 10.45,
     "conditional expressions a thousand lines of code": 32.4,
     "functions of a complexity above 15": 1,
     "first sentences with that of or those of": 0,
-    "assignments to a vague name": 54,
+    "assignments to a vague name": 51,
 }
 """Measures of the whole of `pretrain/` and `launch/`, as `measures` counts them."""
 SLACK: dict[str, float] = {"lines": 100, "syntax nodes a line of code": 0.1}

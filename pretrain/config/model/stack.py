@@ -7,10 +7,14 @@ from pydantic import Field
 
 from pretrain.config.base import MAX_HEADS, MAX_LAYERS, MAX_ROWS, MAX_WIDTH, OFF, Conflicts, OnResume, Section
 from pretrain.config.model.experts import ExpertsConfig
+from pretrain.config.model.gated_delta import GatedDeltaConfig
 from pretrain.config.model.rotary_scaling import RotaryScaling
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "relu2"]
 """Non-linearities by name."""
+
+Mixer = Literal["attention", "delta"]
+"""Layers through which tokens read those before them."""
 
 RowCount = Annotated[int, Field(ge=0, le=MAX_ROWS)]
 
@@ -44,6 +48,11 @@ class StackConfig(Section):
     """Width H of one head. None: `width / heads`."""
     latent: LatentConfig | None = None
     """Latent attention in place of projections of keys and values. None: grouped or multi-head."""
+    mixers: Annotated[list[Mixer] | None, OnResume.NEVER] = Field(default=None, min_length=1)
+    """Mixers of the first layers, repeated over all: `attention`, or `delta`, the gated delta rule
+    (Yang et al. 2024), whose cost and cache do not grow with length. None: attention in each."""
+    delta: GatedDeltaConfig = GatedDeltaConfig()
+    """Sizes of the layers of `mixers` that are `delta`."""
     ff_width: Annotated[int, OnResume.NEVER] = Field(ge=1, le=MAX_WIDTH)
     """Hidden width F of the feed-forward layer."""
     experts: ExpertsConfig | None = None
@@ -255,6 +264,34 @@ class StackConfig(Section):
             without = range(self.global_first, self.layers, self.global_every)
         return tuple(None if number in without else self.window for number in range(self.layers))
 
+    def has_delta(self, number: int) -> bool:
+        """Returns whether a layer has the gated delta rule in place of attention."""
+        return self.mixers is not None and self.mixers[number % len(self.mixers)] == "delta"
+
+    @property
+    def any_delta(self) -> bool:
+        """True if a layer has the gated delta rule."""
+        return any(self.has_delta(number) for number in range(self.layers))
+
+    @property
+    def delta_heads(self) -> tuple[int, int]:
+        """Heads of keys and of values of the gated delta rule, with the defaults."""
+        heads = self.delta.heads or self.heads
+        return heads, self.delta.value_heads or heads
+
+    @property
+    def delta_widths(self) -> tuple[int, int]:
+        """Widths of a key and of a value of the gated delta rule, with the defaults."""
+        key = self.delta.key_width or 3 * self.width // (4 * self.delta_heads[0])
+        return key, self.delta.value_width or 2 * key
+
+    @property
+    def delta_rows(self) -> tuple[int, int, int]:
+        """Width of all queries, keys and values of the gated delta rule."""
+        heads, value_heads = self.delta_heads
+        key, value = self.delta_widths
+        return heads * key, heads * key, value_heads * value
+
     def has_experts(self, number: int) -> bool:
         """Returns whether a layer has experts."""
         return self.experts is not None and number >= self.experts.first
@@ -276,12 +313,36 @@ class StackConfig(Section):
             yield f"experts.first={self.experts.first} leaves no layer of {self.layers} with experts"
         if self.latent is not None:
             yield from self._latent_conflicts(self.latent)
+        yield from self._delta_conflicts()
         if self.heads % self.num_kv_heads:
             yield f"heads={self.heads} must be a multiple of kv_heads={self.num_kv_heads}"
         yield from self._rotation_conflicts()
         yield from self._layer_conflicts()
         yield from self._sublayer_conflicts()
         yield from self._position_conflicts()
+
+    def _delta_conflicts(self) -> Conflicts:
+        if self.mixers is not None and self.layers % len(self.mixers):
+            repeats = f"mixers=[{', '.join(self.mixers)}] repeats every {len(self.mixers)} layers"
+            yield (
+                f"{repeats}, which does not divide layers={self.layers}",
+                "change either, or write one mixer for each layer",
+            )
+        if not self.any_delta:
+            if self.differs("delta"):
+                sizes = "delta has the sizes of mixers=delta, and no layer is one"
+                yield sizes, "set mixers, or leave it out"
+            return
+        heads, value_heads = self.delta_heads
+        if value_heads % heads:
+            yield f"delta.value_heads={value_heads} must be a multiple of delta.heads={heads}"
+        if min(self.delta_widths) < 1:
+            size = f"delta.key_width of width={self.width} and {heads} heads is 0"
+            yield size, "set delta.key_width"
+        for name in ("norm_offset", "value_residual", "value_embeddings"):
+            if value := getattr(self, name):
+                key = f"{name}={str(value).lower()}"
+                yield f"{key} does not go with mixers=delta", "leave one of them out"
 
     def _latent_conflicts(self, latent: LatentConfig) -> Conflicts:
         without_place = {

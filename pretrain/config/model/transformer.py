@@ -290,8 +290,26 @@ class ModelConfig(AnyKindConfig):
             yield f"head.kind={self.head.kind} is of texts, and input.kind=patches reads images"
         if self.head.record.scores_tokens and self.pooler:
             yield f"head.kind={self.head.kind} scores tokens, and model.pooler summarizes them", "set it to false"
+        yield from self._delta_conflicts()
         if self.input is not None and self.last_stack.experts:
             yield "experts are balanced over tokens, and input.kind=patches reads images", "leave one out"
+
+    def _delta_conflicts(self) -> Conflicts:
+        if self.encoder is not None and self.encoder.any_delta:
+            yield (
+                "encoder.mixers: a layer of the gated delta rule reads from left to right, and an encoder both sides",
+                "use attention",
+            )
+        if self.decoder is None or not self.decoder.any_delta:
+            return
+        if self.encoder is not None:
+            need = "decoder.mixers with delta is for a decoder alone"
+            yield f"{need}, and this model has an encoder", "use attention"
+        if self.multi_token:
+            key = f"multi_token={self.multi_token}"
+            yield f"{key} was not tried with mixers=delta", "use multi_token=0"
+        if self.init != "normal":
+            yield f"init={self.init} was not tried with mixers=delta", "use init=normal"
 
     def _head_conflicts(self) -> Conflicts:
         yield from self._table_conflicts()

@@ -66,6 +66,12 @@ DYNAMIC = {"kind": "dynamic", "factor": 2.0}
         (2, {}, CLASSIFIER, r"whole document, of whose last token model\.head\.kind=labels are; use .*=1$"),
         (2, {}, model(multi_token=1), r"the tokens after its part, which model\.multi_token=1 reads; use .*=1, or "),
         (2, {"fp8": "rowwise"}, model(), r"was not tried with engine\.fp8=rowwise; use engine\.fp8=off$"),
+        (
+            2,
+            {},
+            model("hybrid-tiny"),
+            r"the state before its part, which model\.decoder\.mixers=delta reads; use .*=1$",
+        ),
     ],
     ids=[
         "single",
@@ -79,6 +85,7 @@ DYNAMIC = {"kind": "dynamic", "factor": 2.0}
         "last token",
         "further tokens",
         "fp8",
+        "delta",
     ],
 )
 def test_what_cannot_share_rows_is_refused_with_the_reason(ranks, engine, of, message):
@@ -189,6 +196,7 @@ def decoder(**values: object) -> AnyModelConfig:
         ({}, {}, decoder(rope_scaling=DYNAMIC), r"decoder\.rope_scaling, whose frequencies go by the length of a"),
         ({}, {}, MIXTURE, r"does not go with model\.decoder\.experts, whose experts are cut by parallel\.experts; use"),
         ({}, {}, model("deepseek_v3-tiny"), r"does not go with model\.decoder\.\w+, "),
+        ({}, {}, model("hybrid-tiny"), r"with model\.decoder\.mixers=delta, whose states were not cut by heads; use"),
         ({}, {}, decoder(qk_norm="whole"), r"qk_norm=whole, a norm with weights of all heads, of which a rank has"),
         ({}, {}, decoder(qk_norm="heads"), r"qk_norm=heads, a norm with weights of all heads, of which a rank has"),
         (

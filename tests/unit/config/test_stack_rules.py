@@ -9,6 +9,7 @@ from pretrain.config.fields import walk_fields
 from pretrain.config.model import MODEL_SECTIONS, ModelConfig, StackConfig
 
 SIZES = {"layers": 4, "width": 32, "heads": 2, "ff_width": 8}
+DELTA = ["delta", "attention"]
 LATENT = {"kv_rank": 8, "rope_width": 6, "value_width": 8}
 GROUPED = {"count": 8, "top_k": 2, "groups": 4, "top_groups": 2}
 
@@ -98,6 +99,21 @@ def test_experts_that_do_not_fit_are_refused(experts, message):
         ({"experts": GROUPED | {"top_k": 5}}, "top_groups=2 of groups=4 must be groups that have top_k=5 experts"),
         ({"experts": GROUPED | {"first": 4}}, "experts.first=4 leaves no layer of 4 with experts"),
         ({"gated": False, "gate_limit": 7.0}, "gate_limit and gate_shift are for gated=true; leave them out"),
+        (
+            {"mixers": ["delta", "delta", "attention"]},
+            r"mixers=\[delta, delta, attention\] repeats every 3 layers, which does not divide layers=4; change either",
+        ),
+        ({"mixers": []}, "at least 1 item"),
+        ({"mixers": ["delta", "mamba"]}, "'attention' or 'delta'"),
+        ({"delta": {"kernel": 3}}, "delta has the sizes of mixers=delta, and no layer is one; set mixers, or leave"),
+        ({"mixers": ["attention"], "delta": {"kernel": 3}}, "delta has the sizes of mixers=delta, and no layer is one"),
+        ({"mixers": DELTA, "delta": {"kernel": 1}}, "greater than or equal to 2"),
+        ({"mixers": DELTA, "delta": {"heads": 2, "value_heads": 3}}, "value_heads=3 must be a multiple of heads=2"),
+        ({"mixers": DELTA, "delta": {"value_heads": 5}}, "delta.value_heads=5 must be a multiple of delta.heads=2"),
+        ({"mixers": DELTA, "delta": {"heads": 60}}, "delta.key_width of width=32 and 60 heads is 0; set delta.key_wid"),
+        ({"mixers": DELTA, "norm_offset": True}, "norm_offset=true does not go with mixers=delta; leave one of them"),
+        ({"mixers": DELTA, "value_embeddings": 1}, "value_embeddings=1 does not go with mixers=delta; leave one of"),
+        ({"mixers": DELTA, "value_residual": True}, "value_residual=true does not go with mixers=delta; leave one of"),
         ({"gated": False, "gate_shift": 1.0}, "gate_limit and gate_shift are for gated=true; leave them out"),
     ],
 )

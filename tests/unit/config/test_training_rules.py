@@ -224,6 +224,34 @@ def test_what_does_not_predict_further_tokens_is_refused_by_its_key(overrides, m
 @pytest.mark.parametrize(
     ("overrides", "message"),
     [
+        (["engine={fp8: tensorwise, precision: bf16}"], "engine.fp8 was not tried with mixers=delta; use engine.fp8="),
+        (["parallel.sequence=2"], "parallel.sequence=2 leaves a rank without the state before its part"),
+        (["objective.kind=prefix"], "kind=prefix reads a prefix from both sides, and layers of mixers=delta from left"),
+        (
+            ["optim.transfer={kind: mup, base_width: 64}"],
+            "optim.transfer.kind=mup has no rule for mixers=delta; change that, or leave transfer out",
+        ),
+        (["model.multi_token=1"], "multi_token=1 was not tried with mixers=delta; use multi_t"),
+        (["model.init=xavier"], "init=xavier was not tried with mixers=delta; use init=normal"),
+        (["tracking.attention.text=abc"], "tracking.attention: layers of mixers=delta have no weights to draw; remove"),
+        (
+            ["model.encoder={layers: 1, width: 128, heads: 4, ff_width: 8, mixers: [delta]}"],
+            "encoder.mixers: a layer of the gated delta rule reads from left to right, and an encoder both sides; use",
+        ),
+        (
+            ["model.encoder={layers: 1, width: 128, heads: 4, ff_width: 8}"],
+            "decoder.mixers with delta is for a decoder alone, and this model has an encoder; use attention",
+        ),
+    ],
+)
+def test_what_the_gated_delta_rule_lacks_is_refused_by_its_key(overrides, message):
+    with pytest.raises(ConfigError, match=message):
+        load_config("configs/run/hybrid_quickstart.yaml", overrides)
+
+
+@pytest.mark.parametrize(
+    ("overrides", "message"),
+    [
         (["model.generator_heads=0"], "does not go with objective.kind=replaced: .* set it to a third or a quarter"),
         (["objective.kind=masked"], "generator_heads=1 does not go with objective.kind=masked: .*; leave it out"),
         (["finetune.kind=lora", "init.from=models/x"], "finetune.kind was not tried with model.generator_heads=1"),

@@ -12,10 +12,10 @@ from pretrain.interop.choose import choose_family, differences, facts
 from pretrain.interop.tensors import parameter_shapes
 from tests.unit.interop.releases import tiny
 
-OWN = {"gpt-shakespeare", "modded-2m"}  # of no family
+OWN = {"gpt-shakespeare", "modded-2m", "hybrid-1m", "hybrid-tiny"}  # of no family
 DECODERS = [name for name, model in PRESETS.items() if "encoder" not in model and name not in OWN]
-# Of the tiny ones, only the paper's Transformer has no family.
-EXPORTED = [name for name in PRESETS if name.endswith("-tiny") and name != "transformer-tiny"]
+# Of the tiny ones, the paper's Transformer and the hybrid have no family.
+EXPORTED = [name for name in PRESETS if name.endswith("-tiny") and name not in {"transformer-tiny", *OWN}]
 
 
 @pytest.mark.parametrize("preset", DECODERS)

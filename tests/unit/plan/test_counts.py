@@ -48,11 +48,16 @@ def _count_grouped_back(grad, x, weight, offsets, **named):
     return 4 * prod(x) * weight[1]
 
 
+def _count_solved(system, sides, *, upper, left=True, unitriangular=False, out_shape=None):
+    return 2 * prod(sides) * system[-1]
+
+
 GROUPED = {
+    torch.ops.aten.linalg_solve_triangular: _count_solved,
     torch.ops.pretrain.grouped_linear: _count_grouped,
     torch.ops.pretrain.grouped_linear_backward: _count_grouped_back,
 }
-"""FLOPs of products of experts, of which torch knows nothing, by the shapes of their tensors."""
+"""FLOPs of products of experts and of triangular systems, unknown to torch, by the shapes of their tensors."""
 
 
 @pytest.mark.parametrize("preset", TINY)

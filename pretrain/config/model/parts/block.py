@@ -2,7 +2,7 @@
 
 from typing import NamedTuple
 
-from pretrain.config.model.parts import attention, experts, feedforward, norm, values
+from pretrain.config.model.parts import attention, experts, feedforward, gated_delta, norm, values
 from pretrain.config.model.parts.counts import FlopCounter, Kept, MicroBatch, NamedWeight, RowTokens, Weights
 from pretrain.config.model.stack import StackConfig
 
@@ -13,7 +13,10 @@ def weights(stack: StackConfig, name: str, number: int, *, reads_encoder: bool =
         yield NamedWeight(f"{name}.residual_mix", (2,), "attention")
     if stack.norms_attention(number):
         yield from norm.weights(stack, f"{name}.attention_norm")
-    yield from attention.weights(stack, f"{name}.attention", number)
+    if stack.has_delta(number):
+        yield from gated_delta.weights(stack, f"{name}.attention")
+    else:
+        yield from attention.weights(stack, f"{name}.attention", number)
     is_sandwich = stack.norm_placement == "sandwich"
     if is_sandwich:
         yield from norm.weights(stack, f"{name}.attention_output_norm")
@@ -74,7 +77,12 @@ def flops(
     before = read = passed.read("attention")
     if stack.parallel is True:
         before = passed.read("feedforward")
-    result, own = attention.flops(count, stack, f"{name}.attention", row.tokens, pairs, read, bias, mixed)
+    mixer = f"{name}.attention"
+    if stack.has_delta(number):
+        result = gated_delta.flops(count, stack, mixer, row.tokens, read)
+        has_values = False
+    else:
+        result, has_values = attention.flops(count, stack, mixer, row.tokens, pairs, read, bias, mixed)
     passed.add("attention", result)
     if row.source is not None:
         passed.add("cross", attention.cross_flops(count, stack, f"{name}.cross", row, passed.read("cross")))
@@ -85,7 +93,7 @@ def flops(
     else:
         result = feedforward.flops(count, stack, layer, row.tokens, read)
     passed.add("feedforward", result)
-    return passed.has_gradient, own
+    return passed.has_gradient, has_values
 
 
 class BlockBytes(NamedTuple):
@@ -140,13 +148,19 @@ def _kept_feedforward(batch: MicroBatch, stack: StackConfig, number: int) -> Kep
 def kept(batch: MicroBatch, stack: StackConfig, number: int) -> BlockBytes:
     """Counts a micro-batch in a block."""
     around = _kept_around(batch, stack, normed=stack.norms_attention(number))
-    mixed = attention.kept(batch, stack, number)
+    if stack.has_delta(number):
+        mixed = gated_delta.kept(batch, stack)
+        scores = 0
+        values_copied = gated_delta.num_values(stack)
+    else:
+        mixed = attention.kept(batch, stack, number)
+        scores = attention.score_bytes(batch, stack)
+        values_copied = attention.num_values(stack)
     layers = [Kept(around + mixed.whole, mixed.products), _kept_feedforward(batch, stack, number)]
     if stack.experts is None:
-        values_copied = feedforward.num_values(stack, stack.expert_width)
+        values_copied += feedforward.num_values(stack, stack.expert_width)
     else:
-        values_copied = experts.num_values(stack, stack.experts)
-    values_copied += attention.num_values(stack)
+        values_copied += experts.num_values(stack, stack.experts)
     if batch.source_length:
         crossed = attention.cross_kept(batch, stack)
         layers.append(Kept(_kept_around(batch, stack) + crossed.whole, crossed.products))
@@ -156,7 +170,7 @@ def kept(batch: MicroBatch, stack: StackConfig, number: int) -> BlockBytes:
     source = attention.source_kept(batch, stack) * batch.rows * batch.source_length
     whole = sum(layer.whole for layer in layers) * batch.tokens + source
     products = sum(layer.products for layer in layers) * batch.tokens + source
-    products += attention.score_bytes(batch, stack)
+    products += scores
     entry = stack.width * batch.residual * batch.tokens
     shown = values.kept_first(batch, stack, number) * batch.tokens
     return BlockBytes(whole + batch.copied * values_copied, entry + products, entry + shown)

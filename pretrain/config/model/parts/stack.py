@@ -108,7 +108,10 @@ class StackCounts:
         stack = self._stack
         often = stack.experts.top_k if stack.experts else 1
         inside = feedforward.kept_inside(batch, stack, stack.expert_width)
-        return max(often * inside.products // batch.tiles, attention.projected(batch, stack)) * batch.tokens
+        widths = [often * inside.products // batch.tiles, attention.projected(batch, stack)]
+        if stack.any_delta:
+            widths.append(sum(stack.delta_rows) * batch.compute)
+        return max(widths) * batch.tokens
 
     def ends(self, batch: MicroBatch) -> int:
         """Returns bytes of norms, dropout, tables and further modules outside the blocks."""

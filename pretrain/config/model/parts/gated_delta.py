@@ -1,0 +1,90 @@
+"""Gated delta rule in the place of attention (`model.decoder.mixers`)."""
+
+from pretrain.config.model.parts.counts import (
+    STATISTIC,
+    FlopCounter,
+    Kept,
+    MicroBatch,
+    NamedWeight,
+    Weights,
+    linear,
+)
+from pretrain.config.model.stack import StackConfig
+
+_CHUNK = 64
+"""Tokens that are computed at once (`model/parts/gated_delta.py`)."""
+
+
+def weights(stack: StackConfig, name: str) -> Weights:
+    """Yields the projections, the short convolution, decays and the norm of results."""
+    group = "attention"
+    rows = stack.delta_rows
+    _, value_heads = stack.delta_heads
+    rates = (value_heads, value_heads)
+    for vector in ("a_log", "dt_bias"):
+        yield NamedWeight(f"{name}.{vector}", (value_heads,), group)
+    yield from linear(f"{name}.qkv", stack.width, sum(rows), False, group, fused=rows)
+    yield NamedWeight(f"{name}.convolution.weight", (sum(rows), stack.delta.kernel), group)
+    yield from linear(f"{name}.rates", stack.width, sum(rates), False, group, fused=rates)
+    yield NamedWeight(f"{name}.norm.weight", (stack.delta_widths[1],), "norm")
+    yield from linear(f"{name}.gate", stack.width, rows[-1], False, group)
+    yield from linear(f"{name}.output", rows[-1], stack.width, False, group)
+
+
+def _chunks(tokens: int) -> tuple[int, int]:
+    """Returns the number of chunks of a row, and their tokens."""
+    chunk = min(_CHUNK, tokens)
+    return -(-tokens // chunk), chunk
+
+
+def flops(count: FlopCounter, stack: StackConfig, name: str, tokens: int, reads: bool) -> bool:
+    """Adds a layer: in a chunk all pairs of tokens, and between chunks products with the state."""
+    mixed = count.linear(f"{name}.qkv", tokens, reads) or count.has(f"{name}.convolution.weight")
+    rates = count.linear(f"{name}.rates", tokens, reads)
+    rates = rates or count.has(f"{name}.a_log", f"{name}.dt_bias")
+    _, heads = stack.delta_heads
+    key, value = stack.delta_widths
+    chunks, chunk = _chunks(tokens)
+    pairs = heads * chunks * chunk * chunk
+    made = mixed or rates
+    count.add("attention", pairs * 2 * key, 2 * mixed)  # of keys, and of queries and keys
+    # The solution of a chunk's system, and results within it.
+    count.add("attention", pairs * (key + 2 * value), 2 * made)
+    states = heads * chunk * key * value
+    # The first state is zero, and nothing reads the last one.
+    count.add("attention", states * 2 * (chunks - 1), 2 * made)
+    count.add("attention", states * 2, made)
+    count.add("attention", states * (chunks - 1), 2 * made)
+    count.add("attention", states, 0)
+    gated = count.linear(f"{name}.gate", tokens, reads)
+    return count.linear(f"{name}.output", tokens, made or gated or count.has(f"{name}.norm.weight"))
+
+
+def kept(batch: MicroBatch, stack: StackConfig) -> Kept:
+    """Counts a token; the rule is in fp32 at least, and keeps the state before each chunk."""
+    exact = max(4, batch.compute)
+    heads, value_heads = stack.delta_heads
+    key, value = stack.delta_widths
+    rows, results = sum(stack.delta_rows), value_heads * value
+    taps = rows * (batch.length + stack.delta.kernel - 1) // batch.length
+    chunks, chunk = _chunks(batch.length)
+    states = value_heads * key * value // chunk
+    # Before and after the convolution and SiLU; norms of queries and keys; decays and strengths.
+    read = (taps + rows) * batch.compute + (rows + 2 * heads + 5 * value_heads) * exact
+    # Keys in three forms, queries in two, values in three; five of all pairs of a chunk.
+    vectors = value_heads * (5 * key + 3 * value)
+    # Nothing reads the state after the last chunk.
+    written = value_heads * (key + 1) * (chunks - 1) // chunks
+    rule = (vectors + written + 5 * value_heads * chunk + states) * exact
+    rule = rule * chunks * chunk // batch.length  # the last chunk is filled up
+    gated = results * (5 * batch.compute + batch.exact * batch.on_cpu) + STATISTIC * value_heads
+    made = (rows + 2 * value_heads + results + stack.width) * batch.compute
+    made += (2 * value_heads * chunk + 3 * results + states) * exact
+    return Kept(read + rule + gated, made)
+
+
+def num_values(stack: StackConfig) -> int:
+    """Returns the values of a layer's projections, of which autocast makes copies."""
+    _, value_heads = stack.delta_heads
+    results = stack.delta_rows[-1]
+    return stack.width * (sum(stack.delta_rows) + 2 * value_heads + 2 * results)

@@ -1,0 +1,222 @@
+"""Gated delta rule: its chunks against one token at a time, and documents of a row against each alone."""
+
+import random
+from itertools import chain
+
+import pytest
+import torch
+
+from pretrain.generation.incremental_decoder import IncrementalDecoder
+from pretrain.model.parts import gated_delta
+from pretrain.model.parts.gated_delta import DeltaInput, gated_delta_rule
+from pretrain.objective.loss import sum_token_loss
+from pretrain.types import Batch
+from tests.unit.model.tiny import CPU, build, packed_batch, random_batch, single_documents, tiny_config
+
+HYBRID = {"preset": "hybrid-tiny", "model": {"max_seq_len": 512}}
+"""Three layers of the rule, and one of attention."""
+SIZES = {
+    "as the preset": {},
+    "two values a key": {"delta": {"heads": 2, "value_heads": 4, "key_width": 6, "value_width": 10, "kernel": 3}},
+    "strengths to 1": {"delta": {"kernel": 2, "negative_eigenvalues": False}, "position": "none"},
+    "the rule alone": {"mixers": ["delta"], "layers": 2},
+    "latent attention": {
+        "mixers": ["delta", "attention"], "kv_heads": 4, "layers": 2,
+        "latent": {"kv_rank": 12, "rope_width": 4, "value_width": 8},
+    },
+}  # fmt: skip
+
+
+def random_inputs(length, *, documents=None, seed=0):
+    generator = torch.Generator().manual_seed(seed)
+
+    def draw(*shape):
+        return torch.randn(2, length, 3, *shape, generator=generator, dtype=torch.float64)
+
+    q, k = (torch.nn.functional.normalize(draw(5), dim=-1) for _ in range(2))
+    log_decay, strength = -2 * draw().square(), 2 * draw().sigmoid()
+    return DeltaInput(*(x.requires_grad_() for x in (q, k, draw(7), log_decay, strength)), documents)
+
+
+def step_by_step(inputs, state):
+    """The recurrence of Yang et al. 2024, equation 10, one token at a time."""
+    results = []
+    for t in range(inputs.q_BTNH.shape[1]):
+        q, k, v, log_decay, strength = (x[:, t] for x in inputs[:5])
+        if t and inputs.documents_BT is not None:
+            state = state * (inputs.documents_BT[:, t] == inputs.documents_BT[:, t - 1])[:, None, None, None]
+        state = state * log_decay.exp()[..., None, None]
+        written = strength[..., None] * (v - torch.einsum("bnkv,bnk->bnv", state, k))
+        state = state + torch.einsum("bnk,bnv->bnkv", k, written)
+        results.append(torch.einsum("bnkv,bnk->bnv", state, q))
+    return torch.stack(results, dim=1), state
+
+
+def cut(rows, length, parts, seed):
+    """Numbers of documents of random lengths."""
+    draws = random.Random(seed)
+    starts = [[0, *sorted(draws.sample(range(1, length), parts - 1))] for _ in range(rows)]
+    places = torch.arange(length)
+    return torch.stack([torch.bucketize(places, torch.tensor(row), right=True) - 1 for row in starts]).int()
+
+
+@pytest.mark.parametrize("length", [1, 5, 64, 150])
+@pytest.mark.parametrize("parts", [1, 4])
+def test_chunks_equal_one_token_at_a_time(length, parts):
+    documents = cut(2, length, parts, seed=length) if 1 < parts <= length else None
+    inputs = random_inputs(length, documents=documents)
+    state = torch.randn(2, 3, 5, 7, dtype=torch.float64, requires_grad=True)
+    before = None if documents is None else documents[:, :1]
+    results = []
+    for rule in (gated_delta_rule, step_by_step):
+        result, last = rule(inputs, state, before) if rule is gated_delta_rule else rule(inputs, state)
+        weights = torch.linspace(-1, 1, result.numel(), dtype=result.dtype).view_as(result)
+        loss = (result * weights).sum() + last.square().sum()
+        results.append([result, last, *torch.autograd.grad(loss, [*inputs[:5], state])])
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
+
+
+def test_decays_that_leave_nothing_are_no_overflow():
+    inputs = random_inputs(130)._replace(log_decay_BTN=torch.full((2, 130, 3), -1e4, dtype=torch.float64))
+    result, state = gated_delta_rule(inputs)
+    gradients = torch.autograd.grad(result.sum(), inputs[:3])
+    assert all(x.isfinite().all() for x in (result, state, *gradients))
+
+
+def layouts(seed):
+    """Two rows of documents of one token and more, across the borders of chunks and on them."""
+    draws = random.Random(seed)
+    length = draws.choice([20, 64, 90, 130])
+    rows = []
+    for _ in range(2):
+        starts = draws.sample(range(1, length), draws.randint(1, min(8, length - 1)))
+        if length > 64 and draws.random() < 0.3:
+            starts.append(64)
+        ends = [*sorted(set(starts)), length]
+        rows.append([end - start for start, end in zip([0, *ends], ends, strict=False)])
+    return rows
+
+
+def backward(model, batches):
+    """The hidden states of batches, and the gradients of all of them."""
+    model.zero_grad()
+    hidden = []
+    for batch in batches:
+        sum_token_loss(model, batch).loss_sum.backward()
+        with torch.no_grad():
+            hidden.append(model(batch, logits=False).hidden_BTD.flatten(0, 1))
+    return torch.cat(hidden), {name: each.grad.clone() for name, each in model.named_parameters()}
+
+
+def difference(model, rows, seed=0):
+    """The greatest difference of packed rows from each document alone, in outputs and in gradients."""
+    packed = packed_batch(rows, seed=seed)
+    apart = list(chain.from_iterable(single_documents(packed, row, lengths) for row, lengths in enumerate(rows)))
+    (hidden, gradients), (alone, gradients_alone) = backward(model, [packed]), backward(model, apart)
+    worst = [(gradients[name] - each).abs().max() / (1 + each.abs().max()) for name, each in gradients_alone.items()]
+    return float((hidden - alone).abs().max()), float(max(worst))
+
+
+def compare(seed, **options):
+    name = list(SIZES)[seed % len(SIZES)]
+    model = build(tiny_config(**HYBRID | SIZES[name]), dtype=torch.float64, seed=seed, scale=2.0, **options)
+    outputs, gradients = difference(model, layouts(seed), seed)
+    assert outputs < 1e-12
+    assert gradients < 1e-12
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_packed_documents_equal_each_alone(seed):
+    compare(seed, checkpointing=("none", "full", "selective")[seed % 3])
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(20, 200))
+def test_packed_documents_equal_each_alone_in_many_layouts(seed):
+    compare(seed, checkpointing=("none", "full", "selective")[seed % 3])
+
+
+def late(documents_BS):
+    """Documents whose first tokens count as the ones before them."""
+    return None if documents_BS is None else torch.cat((documents_BS[:, :1], documents_BS[:, :-1]), dim=1)
+
+
+def keeps_state(inputs, state, before):
+    return gated_delta_rule(inputs._replace(documents_BT=None), state)
+
+
+@pytest.mark.parametrize(
+    "mutation", ["nothing starts anew", "the state alone", "the convolution alone", "a token late"]
+)
+def test_documents_that_leak_are_noticed(monkeypatch, mutation):
+    model = build(tiny_config(**HYBRID, mixers=["delta"]), dtype=torch.float64)
+    rows = [[30, 41, 9], [64, 15, 1]]
+    assert max(difference(model, rows)) < 1e-12
+    if mutation in ("nothing starts anew", "the convolution alone"):
+        monkeypatch.setattr(gated_delta, "gated_delta_rule", keeps_state)
+    if mutation in ("nothing starts anew", "the state alone"):
+        convolve = gated_delta.ShortConvolution.forward
+        monkeypatch.setattr(gated_delta.ShortConvolution, "forward", lambda self, taps, _: convolve(self, taps, None))
+    if mutation == "a token late":
+        prepare = gated_delta.prepare_documents
+        monkeypatch.setattr("pretrain.model.stack.prepare_documents", lambda *each: late(prepare(*each)))
+    assert min(difference(model, rows)) > 1e-6
+
+
+def test_padding_at_the_end_of_a_row_changes_nothing():
+    model = build(tiny_config(**HYBRID), dtype=torch.float64)
+    batch = random_batch(1, 70)
+    alone = model(batch).logits_BTV
+    longer = torch.nn.functional.pad(batch.tokens_BT, (0, 20))
+    lengths = torch.tensor([70], dtype=torch.int32)
+    documents = torch.nn.functional.pad(torch.zeros(1, 70, dtype=torch.int32), (0, 20), value=-1)
+    for padded in (Batch(longer, longer, lengths_B=lengths), Batch(longer, longer, documents_BT=documents)):
+        torch.testing.assert_close(model(padded).logits_BTV[:, :70], alone, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("sizes", SIZES)
+def test_the_cache_gives_the_scores_of_whole_rows(sizes):
+    model = build(tiny_config(**HYBRID | SIZES[sizes]), dtype=torch.float64)
+    tokens = random_batch(2, 150).tokens_BT
+    whole = model(Batch(tokens, tokens)).logits_BTV
+    cache = model.new_cache(150)
+    with torch.no_grad():
+        parts = [model(Batch(x, x), cache=cache).logits_BTV for x in tokens.split([1, 70, 2, 1, 76], dim=1)]
+    torch.testing.assert_close(torch.cat(parts, dim=1), whole, rtol=1e-10, atol=1e-10)
+    assert cache.length == 150
+
+
+@pytest.mark.parametrize("fixes_steps", [False, True])
+def test_prompts_of_any_lengths_decode_as_each_alone(fixes_steps):
+    model = build(tiny_config(**HYBRID), scale=2.0)
+    prompts = [random_batch(1, length, seed=length).tokens_BT[0].tolist() for length in (1, 3, 70)]
+    following = torch.tensor([[5, 9, 2], [7, 7, 1], [0, 3, 4], [8, 8, 8]])
+    feed = IncrementalDecoder(model, prompts, 6, fixes_steps=fixes_steps)
+    scores = [feed.start(), feed.step(following[0])]
+    feed.select([2, 0, 0])  # as beams do
+    scores += [feed.step(row).clone() for row in following[1:]]
+    for row, parent in enumerate([2, 0, 0]):
+        tokens = [*prompts[parent], int(following[0, parent]), *following[1:, row].tolist()]
+        alone = model(Batch(*[torch.tensor([tokens])] * 2)).logits_BTV[0].detach()
+        end = len(prompts[parent])
+        torch.testing.assert_close(scores[0][parent], alone[end - 1], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(torch.stack(scores[2:])[:, row], alone[end + 1 :], rtol=1e-5, atol=1e-5)
+
+
+def test_states_are_exact_under_autocast():
+    model = build(tiny_config(**HYBRID, mixers=["delta"]), scale=1.0)
+    batch = packed_batch([[100, 40]])
+    seen = []
+    rule = gated_delta.gated_delta_rule
+
+    def look(inputs, *state):
+        result = rule(inputs, *state)
+        seen.extend([*inputs[:5], *result])
+        return result
+
+    with pytest.MonkeyPatch.context() as patch, torch.autocast(CPU.type, dtype=torch.bfloat16):
+        patch.setattr(gated_delta, "gated_delta_rule", look)
+        hidden = model(batch, logits=False).hidden_BTD
+    assert {x.dtype for x in seen} == {torch.float32}
+    exact = model(batch, logits=False).hidden_BTD
+    assert (hidden - exact).abs().max() < 0.1  # of normed values in 8 bits
