@@ -20,7 +20,6 @@ from pretrain.cli.chat import chat_command
 from pretrain.cli.data import data_app, prepare_command
 from pretrain.cli.doctor import doctor_command, drill_command
 from pretrain.cli.evaluate import average_command, evaluate_command
-from pretrain.cli.finetune import finetune_command
 from pretrain.cli.launch import launch_app
 from pretrain.cli.model import (
     classify_command,
@@ -42,6 +41,8 @@ from pretrain.cli.run import (
     train_command,
 )
 from pretrain.cli.scale import scale_app
+from pretrain.cli.wish_commands.finetune import finetune_command
+from pretrain.cli.wish_commands.new_models import pretrain_command, translate_command
 from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, ConfigError, OutOfMemoryError, PretrainError
 from pretrain.utils.log import printable, redact
 from pretrain.utils.process import discard_refused_stdout
@@ -55,7 +56,12 @@ app = CommandGroup(
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 _PANELS: dict[str, dict[str, Any]] = {
-    "Begin": {"quickstart": quickstart_command, "finetune": finetune_command},
+    "Begin": {
+        "quickstart": quickstart_command,
+        "pretrain": pretrain_command,
+        "translate": translate_command,
+        "finetune": finetune_command,
+    },
     "Prepare data": {"prepare": prepare_command, "data": data_app},
     "Train": {
         "presets": presets_command,

@@ -11,7 +11,7 @@ import time
 
 import typer
 
-from pretrain.cli.command_steps import CommandSteps
+from pretrain.cli.wish_commands.command_steps import CommandSteps
 from pretrain.errors import EXIT_RESUME_ME, LaunchError
 
 RECIPE = "quickstart"

@@ -1,6 +1,7 @@
 """Commands of `pretrain` that another command runs, each printed as a user would type it."""
 
 import os
+import re
 import shlex
 import signal
 import subprocess
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
 
 PROGRAM = (sys.executable, "-m", "pretrain")
 POLL_S = 0.2
+PACE_STEPS = 20
+"""Steps from which the time of a step is measured."""
 
 
 class CommandSteps:
@@ -85,6 +88,13 @@ class Wish:
     train: list[str]
     data: Path
     config: "RunConfig"
+    minutes: float | None = None  # of training steps; None: as many steps as the config says
+
+
+def name_of_file(task: str, file: str) -> str:
+    """Returns a name of data and run, by the task and the name of the file."""
+    stem = re.sub("[^A-Za-z0-9._-]+", "-", Path(file).name.split(".")[0])
+    return f"{task}-{stem}"[:56].rstrip("-._")  # names of runs have 64, with an ending
 
 
 def fulfil(wish: Wish, dry_run: bool) -> None:
@@ -95,7 +105,8 @@ def fulfil(wish: Wish, dry_run: bool) -> None:
     run = wish.config.folder
     evaluate = ["evaluate", str(run)]
     if dry_run:
-        for arguments in (wish.prepare, wish.train, evaluate):
+        timed = ["train.steps=BY_PACE"] * (wish.minutes is not None)
+        for arguments in (wish.prepare, wish.train + timed, evaluate):
             print(f"$ pretrain {shlex.join(arguments)}")
         return
     steps = CommandSteps()
@@ -104,7 +115,10 @@ def fulfil(wish: Wish, dry_run: bool) -> None:
     if code == EXIT_USAGE and was_there:
         print(f"-- {wish.data} is of another command: give another --name, or delete the folder", file=sys.stderr)
     steps.refuse(code, wish.prepare)
-    steps.check(wish.train)
+    train = wish.train
+    if wish.minutes is not None:
+        train = [*train, *_pace(steps, wish, wish.minutes)]
+    steps.check(train)
     from pretrain.shards.index import load_index
 
     split = load_index(wish.data).splits.get("validation")
@@ -116,3 +130,32 @@ def fulfil(wish: Wish, dry_run: bool) -> None:
     from pretrain.training.run import next_of_run
 
     print(f"\nnext: {next_of_run(wish.config, has_validation)}", flush=True)
+
+
+def _pace(steps: CommandSteps, wish: Wish, minutes: float) -> list[str]:
+    """Runs a few steps, in a folder of their own; returns the overrides for as many as the minutes have room for.
+
+    Their rows stay, so that the same command gets the same number. Raises: as `fulfil`.
+    """
+    from pretrain.run.folder import RunDir
+    from pretrain.utils.jsonl import read_rows
+    from pretrain.utils.units import span
+
+    name = f"{wish.config.run.name}-pace"
+    rows = f"tracking.log_every_steps={PACE_STEPS // 4}"
+    only = [
+        f"run.name={name}",
+        f"train.stop_after={PACE_STEPS}",
+        "eval.every_steps=0",
+        "checkpoint.every_steps=0",
+        rows,
+    ]
+    steps.check([*wish.train, *only])
+    timed = [
+        row["step_time_s"] for row in read_rows(RunDir(wish.config.folder.with_name(name)).metrics) if "loss" in row
+    ]
+    timed = timed[1:] or timed  # the first row has the start
+    step_s = sum(timed) / len(timed)
+    num_steps = max(int(minutes * 60 / step_s), PACE_STEPS)
+    print(f"\n-- a step takes {span(step_s)}: {num_steps:,} steps in {minutes:g} minutes", flush=True)
+    return [f"train.steps={num_steps}", f"eval.every_steps={max(num_steps // 4, 1)}"]

@@ -7,7 +7,6 @@ layout, the recipes and the template (kinds/tasks.py).
 """
 
 import json
-import re
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -15,8 +14,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 from typer import Argument, Option
 
-from pretrain.cli.command_steps import Wish, fulfil
 from pretrain.cli.options import ModelPath, Overrides
+from pretrain.cli.wish_commands.command_steps import Wish, fulfil, name_of_file
 from pretrain.errors import ConfigError, DataError
 
 if TYPE_CHECKING:
@@ -132,7 +131,7 @@ def plan_finetune(
     values = read_located(recipe, []).values
     base = parse_model(read_start(start))
     _check_model(base, chosen, values["objective"]["kind"], model)
-    name = name or _name_of(chosen, str(files[0]))
+    name = name or name_of_file(chosen, str(files[0]))
     inputs = [
         {"path": file, **fields, **split}
         for file, split in zip(files, ({}, {"split": "validation"}), strict=True)
@@ -151,12 +150,6 @@ def plan_finetune(
     changes += ["data.mixture=[]"] if values["data"].get("mixture") else []
     changes += [f"data.path={data}", *overrides]
     return Wish(prepare, ["train", recipe, *changes], data, load_config(recipe, changes))
-
-
-def _name_of(task: str, file: str) -> str:
-    """Returns a name of data and run, by the task and the name of the file."""
-    stem = re.sub("[^A-Za-z0-9._-]+", "-", Path(file).name.split(".")[0])
-    return f"{task}-{stem}"[:64].rstrip("-._")
 
 
 def _check_model(model: "AnyModelConfig", chosen: str, objective: str, path: Path) -> None:

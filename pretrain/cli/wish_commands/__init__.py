@@ -1,0 +1,1 @@
+"""Commands that run several others: prepare, train, evaluate. One file for each kind of wish."""
