@@ -14,6 +14,7 @@ behind a milestone follow the weights there.
     period        whole numbers q_k that sum to P: source k gets q_k of every P samples
     stretches     the order repeats after P samples; samples before that, and up to P samples before
                   a milestone, which look beyond it, are in a table
+    blocks        a period that begins with whole shares is dealt in many places at once
     position i    its stretch, and the place in that: its source, and the earlier samples of that
 
 The n-th sample of a source is arithmetic: there is no state to save. A source that does not repeat
@@ -26,7 +27,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import pairwise
-from math import ceil, floor, inf, lcm
+from math import ceil, floor, inf, isqrt, lcm
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -38,6 +39,8 @@ NEVER = inf
 MAX_PERIOD = 1_000_000
 # Bits of a sample id with its source, below the sign: up to 4,096 sources of 2**51 samples each.
 SOURCE_BITS = 12
+MAX_BLOCK_ELEMENTS = 1 << 18
+"""Sources times blocks that are dealt at once: some 2 MiB an array."""
 
 Segment = tuple[int, Sequence[float]]
 """First position, and weight of each source from there on."""
@@ -110,18 +113,75 @@ class MixtureShares:
 
 
 def deal(shares: MixtureShares, given: Sequence[int], start: int, stop: int) -> np.ndarray:
-    """Returns the source of each sample from `start` up to `stop`, int64, after `given` of each."""
+    """Returns the source of each sample from `start` to `stop`, uint16, after `given` of each."""
     had = list(given)
     sources = range(shares.num_sources)
     due = [shares.due(source, had[source] + 1) for source in sources]
     opening = [shares.opening(source, had[source]) for source in sources]
-    order = np.empty(stop - start, dtype=np.int64)
+    order = np.empty(stop - start, dtype=np.uint16)
     for place in range(start + 1, stop + 1):
         source = min((one for one in sources if opening[one] <= place), key=due.__getitem__)
         order[place - start - 1] = source
         had[source] += 1
         due[source] = shares.due(source, had[source] + 1)
         opening[source] = shares.opening(source, had[source])
+    return order
+
+
+def deal_period(counts: Sequence[int]) -> np.ndarray:
+    """Returns the source of each sample of a period that begins with whole shares, as `deal` does.
+
+    Blocks are dealt at once, each from a likely state. Where one ends in another state than the
+    next began with, that one is dealt again: soon none is, as most states lead to the same one.
+    """
+    sources = np.flatnonzero(counts)
+    rates = np.array(counts, dtype=np.int64)[sources]
+    period = int(rates.sum())
+    length = -(-period // max(1, min(isqrt(period), MAX_BLOCK_ELEMENTS // len(sources))))
+    starts = np.arange(0, period, length)
+    had = _likely_states(rates, starts)
+    ends = np.empty_like(had)
+    order = np.empty((len(starts), length), dtype=np.uint16)
+    again = np.arange(len(starts))
+    while len(again):
+        state = had[again]
+        order[again] = _deal_blocks(rates, starts[again], state, length)
+        ends[again] = state
+        again = 1 + np.flatnonzero((ends[:-1] != had[1:]).any(axis=1))
+        had[again] = ends[again - 1]
+    return sources.astype(np.uint16)[order.ravel()[:period]]
+
+
+def _likely_states(rates: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """Returns samples of each source before some places: whole shares, and one of those due first.
+
+    int64 [starts, sources], `starts` in sum.
+    """
+    had, rest = np.divmod(starts[:, None] * rates, rates.sum())
+    due = np.where(rest, (had + 1) / rates, inf)
+    urgency = due.argsort(axis=1, kind="stable").argsort(axis=1, kind="stable")
+    return had + (urgency < (starts - had.sum(axis=1))[:, None])
+
+
+def _deal_blocks(rates: np.ndarray, starts: np.ndarray, had: np.ndarray, length: int) -> np.ndarray:
+    """Deals `length` samples from each start on, and adds them to `had`.
+
+    Returns their sources, uint16 [starts, length].
+    Places at which shares reach a count are exact enough in float64: two that differ do so by more
+    than 1 / MAX_PERIOD**2 of themselves.
+    """
+    period = rates.sum()
+    due = (had + 1) * period / rates
+    opening = had * period // rates
+    blocks = np.arange(len(starts))
+    order = np.empty((len(starts), length), dtype=np.uint16)
+    for place in range(length):
+        source = np.where(opening <= (starts + place)[:, None], due, inf).argmin(axis=1)
+        order[:, place] = source
+        had[blocks, source] += 1
+        count = had[blocks, source]
+        due[blocks, source] = (count + 1) * period / rates[source]
+        opening[blocks, source] = count * period // rates[source]
     return order
 
 
@@ -137,11 +197,20 @@ def period_counts(weights: Sequence[float]) -> list[int]:
     return [int(share * period) for share in shares]
 
 
+class _Stretch(NamedTuple):
+    """Samples whose order repeats."""
+
+    before: np.ndarray  # int64 [sources], samples of each source before it
+    order: np.ndarray  # uint16 [samples], the source of each
+    places: np.ndarray  # int32 [samples], samples of that source before it within the stretch
+    totals: np.ndarray  # int64 [sources], samples of each source in the stretch
+
+
 class MixtureOrder:
     """Maps positions of the run to (source, position in the source), by ascending segments from 0.
 
-    Cost: a table of some `P x (sources + 1)` integers a segment; a look-up is O(1) a position. A
-    source of weight 0 has at most one sample, which is still due.
+    Cost: a table of some P sources and places, 6 bytes each, a segment; a look-up is O(1) a
+    position. A source of weight 0 has at most one sample, which is still due.
 
     Raises:
         ConfigError: Weights that repeat too late.
@@ -153,13 +222,14 @@ class MixtureOrder:
         counts = [period_counts(weights) for _, weights in segments]
         self._shares = MixtureShares(segments)
         self._starts: list[int] = []
-        self._stretches: list[tuple[np.ndarray, np.ndarray, np.ndarray]] = []
+        self._stretches: list[_Stretch] = []
         for start, stop, row in zip(starts, [*starts[1:], None], counts, strict=True):
-            self._add_segment(start, stop, sum(row))
+            self._add_segment(start, stop, row)
 
-    def _add_segment(self, start: int, stop: int | None, period: int) -> None:
+    def _add_segment(self, start: int, stop: int | None, counts: Sequence[int]) -> None:
         """Adds periods up to the first that begins as an earlier one did, then the rest."""
         position = start
+        period = sum(counts)
         begun: dict[tuple[int, ...], int] = {}
         while stop is None or stop - position >= 2 * period:
             ahead = self._ahead(position)
@@ -167,8 +237,8 @@ class MixtureOrder:
                 # One stretch that repeats takes the place of all since that one.
                 number = begun[ahead]
                 first = self._starts[number]
-                before = self._stretches[number][0]
-                order = np.concatenate([stretch[1] for stretch in self._stretches[number:]])
+                before = self._stretches[number].before
+                order = np.concatenate([stretch.order for stretch in self._stretches[number:]])
                 del self._starts[number:], self._stretches[number:]
                 self._put(first, before, order)
                 if stop is None:
@@ -176,7 +246,10 @@ class MixtureOrder:
                 position += (stop - period - position) // len(order) * len(order)
                 break
             begun[ahead] = len(self._starts)
-            self._deal(position, position + period)
+            if all(share.denominator == 1 for share in self._shares.at(position)):
+                self._put(position, np.array(self._had(position)), deal_period(counts))
+            else:
+                self._deal(position, position + period)
             position += period
         if position < stop:
             self._deal(position, stop)
@@ -194,17 +267,19 @@ class MixtureOrder:
         self._put(start, np.array(had), deal(self._shares, had, start, stop))
 
     def _put(self, start: int, before: np.ndarray, order: np.ndarray) -> None:
-        picked = np.zeros((len(order) + 1, self._shares.num_sources), dtype=np.int64)
-        picked[np.arange(1, len(order) + 1), order] = 1
+        totals = np.bincount(order, minlength=self._shares.num_sources)
+        places = np.empty(len(order), dtype=np.int32)
+        firsts = totals.cumsum() - totals
+        places[order.argsort(kind="stable")] = np.arange(len(order)) - firsts.repeat(totals)
         self._starts.append(start)
-        self._stretches.append((before, order, picked.cumsum(axis=0)))
+        self._stretches.append(_Stretch(before, order, places, totals))
 
     def counts(self, position: int) -> np.ndarray:
         """Returns the samples of each source before a position, int64 [sources]."""
         number = bisect_right(self._starts, position) - 1
-        before, order, counts = self._stretches[number]
+        before, order, _, totals = self._stretches[number]
         periods, rest = divmod(position - self._starts[number], len(order))
-        return before + periods * counts[-1] + counts[rest]
+        return before + periods * totals + np.bincount(order[:rest], minlength=len(totals))
 
     def pick(self, positions: range) -> tuple[np.ndarray, np.ndarray]:
         """Returns the source of each position, and the position in that source, int64 both."""
@@ -214,11 +289,11 @@ class MixtureOrder:
         numbers = np.searchsorted(self._starts, values, side="right") - 1
         for number in np.unique(numbers).tolist():
             mine = numbers == number
-            before, order, counts = self._stretches[number]
+            before, order, within, totals = self._stretches[number]
             periods, rest = np.divmod(values[mine] - self._starts[number], len(order))
             chosen = order[rest]
             sources[mine] = chosen
-            places[mine] = before[chosen] + periods * counts[-1][chosen] + counts[rest, chosen]
+            places[mine] = before[chosen] + periods * totals[chosen] + within[rest]
         return sources, places
 
 

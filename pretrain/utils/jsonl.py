@@ -76,11 +76,12 @@ def _damaged(path: Path, offset: int) -> DataError:
             block = file.read(min(offset, _BLOCK_BYTES))
             number += block.count(b"\n")
             offset -= len(block)
-    return DataError("this line is not a JSON object with a step", where=f"{path}:{number}", fix=_FIX)
+    where = f"{path}:{number}"
+    return DataError("this line is not a JSON object with a step", where=where, fix=_FIX)
 
 
 def _find_line(path: Path, step: int) -> int:
-    """Returns the offset of a line whose row is of an earlier step, within some rows of `step`; else 0.
+    """Returns the offset of a line with a row of an earlier step, some rows before `step`; else 0.
 
     Halves the file by offsets, as steps never fall. A line that is damaged, or longer than a block,
     counts as later: who reads on from the offset meets it.
@@ -100,7 +101,7 @@ def _find_line(path: Path, step: int) -> int:
 
 
 def _line_after(file: BinaryIO, offset: int) -> tuple[int, bytes]:
-    """Returns the first line that begins behind an offset, and its offset; empty: none within reach."""
+    """Returns the first line behind an offset, and where it begins; empty: none within reach."""
     file.seek(offset)
     if not file.readline(_BLOCK_BYTES).endswith(b"\n"):
         return offset, b""
@@ -113,7 +114,7 @@ def read_rows(path: Path) -> list[dict[str, Any]]:
 
 
 def rows_with(path: Path, key: str) -> Iterator[dict[str, Any]]:
-    """Yields the whole rows that have a key; a missing file has none. Lines without it are not parsed.
+    """Yields the whole rows that have a key, and parses no others; a missing file has none.
 
     Raises: DataError: A line with the key is damaged, or the file cannot be read.
     """

@@ -7,7 +7,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from pretrain.data.mixture import MixtureOrder, period_counts
+from pretrain.data import mixture
+from pretrain.data.mixture import MixtureOrder, MixtureShares, deal, deal_period, period_counts
 from pretrain.errors import ConfigError
 
 WEIGHTS = st.lists(st.integers(1, 60), min_size=1, max_size=7)
@@ -84,6 +85,39 @@ def test_any_position_is_found_without_those_before_it(counts, start, length, st
         # Every sample of a source once, in order.
         assert np.array_equal(all_places[everything == source], np.arange((everything == source).sum()))
     assert order.counts(start).tolist() == [int((everything[:start] == s).sum()) for s in range(len(counts))]
+
+
+@given(st.lists(st.one_of(st.integers(0, 3), st.integers(1, 900)), min_size=1, max_size=12).filter(any))
+@settings(max_examples=60)
+def test_a_period_dealt_in_blocks_is_that_of_one_sample_after_another(counts):
+    one_by_one = deal(MixtureShares([(0, counts)]), [0] * len(counts), 0, sum(counts))
+    assert np.array_equal(deal_period(counts), one_by_one)
+
+
+def test_a_block_that_began_in_another_state_is_dealt_again(monkeypatch):
+    counts = [533, 49, 49, 38, 33, 33, 31, 31, 27, 26, 25, 23, 19, 18, 16, 14, 9, 9, 6, 11]
+    expected = deal_period(counts)
+    wrong = mixture._likely_states
+
+    def swapped(rates, starts):
+        return np.roll(wrong(rates, starts), 1, axis=0) * (starts > 0)[:, None]
+
+    monkeypatch.setattr(mixture, "_likely_states", swapped)
+    assert np.array_equal(deal_period(counts), expected)
+
+
+def test_a_million_samples_are_dealt_in_a_few_thousand_turns(monkeypatch):
+    counts = [2654, 6215, 9128, 9159, 14316, 16969, 18471, 19878, 23466, 25248]
+    counts += [26538, 27563, 31235, 31846, 33076, 33507, 38233, 49533, 49674, 533291]
+    turns = []
+    deal_blocks = mixture._deal_blocks
+    monkeypatch.setattr(mixture, "_deal_blocks", lambda *args: turns.append(args[-1]) or deal_blocks(*args))
+    order = MixtureOrder([(0, [count / 1e6 for count in counts])])
+    assert sum(turns) <= 4000
+    assert order.counts(10**6).tolist() == counts
+    sources, places = order.pick(range(10**6 - 1000, 10**6 + 1000))
+    assert np.array_equal(sources[1000:], order.pick(range(1000))[0])
+    assert order.counts(10**6 - 1000)[sources[0]] == places[0]
 
 
 def test_milestones_change_the_weights_and_carry_the_counts():
