@@ -12,6 +12,7 @@ opened here.
 
 import hashlib
 import json
+import re
 import shlex
 from collections import Counter
 from dataclasses import asdict, dataclass, field
@@ -46,12 +47,16 @@ CAPTIONS = "captions"
 LENGTH_BYTES = 4
 # Longest part of a path on common file systems.
 _MAX_NAME_BYTES = 255
+# The names that `prepare` gives. Others are looked at in parts, which takes 8 times as long.
+_PLAIN_NAME = re.compile(r"(?:\w[\w.-]{0,99}+/)*+\w[\w.-]{0,99}+", re.ASCII)
 
 _REBUILD = "run `pretrain prepare` again"
 
 
 def _check_name(name: str) -> str:
     """Returns a relative path that stays inside the folder. Raises: ValueError."""
+    if _PLAIN_NAME.fullmatch(name):
+        return name
     path = PurePosixPath(name)
     if not name or path.is_absolute() or ".." in path.parts or "\\" in name or "\0" in name:
         raise ValueError(f"leaves the shard folder: {name!r}")

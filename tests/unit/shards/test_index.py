@@ -216,3 +216,19 @@ def test_the_data_hash_is_of_content_not_of_names():
     assert data_hash(index) == data_hash(renamed)
     others = [swapped, replace(index, tokenizer_sha256="ef"), replace(index, eos_id=1), replace(index, dtype="uint32")]
     assert data_hash(index) not in {data_hash(other) for other in others}
+
+
+@pytest.mark.parametrize(
+    "name", ["train/\u00e4.tar", "train/.a.tar", "train/" + "a" * 200 + ".tar", "./a.tar", "a b.tar"]
+)
+def test_an_unusual_name_within_the_folder_is_read(tmp_path, name):
+    index = make_index(make_shard(name))
+    write_index(tmp_path, index)
+    assert load_index(tmp_path) == index
+
+
+@pytest.mark.parametrize("name", ["a" * 256, "train/" + "\u00e4" * 128, "a/../b.tar", "train/a.tar\n/../../b"])
+def test_a_name_that_no_file_may_have_is_refused(tmp_path, name):
+    write_index(tmp_path, make_index(make_shard(name)))
+    with pytest.raises(DataError, match=r"name' (is no file name|leaves the shard folder)"):
+        load_index(tmp_path)
