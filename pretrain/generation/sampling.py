@@ -73,7 +73,7 @@ def sample(scores_BV: Tensor, sampling: Sampling, uniforms_B: Sequence[float]) -
     if sampling.temperature == 0:
         return scores_BV.argmax(dim=-1)  # the first of equal scores
     scaled_BV = scores_BV.float() / max(sampling.temperature, _COLDEST)
-    ordered_BV, order_BV = scaled_BV.sort(dim=-1, descending=True, stable=True)
+    ordered_BV, order_BV = _sort(scaled_BV)
     if sampling.top_k:
         ordered_BV[:, sampling.top_k :] = -torch.inf
     # In fp64: the sum over a large vocabulary must not round away its tail.
@@ -87,6 +87,20 @@ def sample(scores_BV: Tensor, sampling: Sampling, uniforms_B: Sequence[float]) -
     marks_B1 = uniforms_B1 * totals_BV.gather(1, last_B1)
     drawn_B1 = torch.searchsorted(totals_BV, marks_B1, right=True)
     return order_BV.gather(1, drawn_B1.minimum(last_B1)).squeeze(1)
+
+
+def _sort(scores_BV: Tensor) -> tuple[Tensor, Tensor]:
+    """Returns fp32 scores from the best down, and their ids; of equal ones the first comes first."""
+    if scores_BV.device.type != "cpu":
+        return scores_BV.sort(dim=-1, descending=True, stable=True)
+    # numpy sorts integers 20 times as fast as torch sorts numbers with their indices: the order of
+    # the scores in the upper 32 bits, reversed, and the ids in the lower ones.
+    bits_BV = scores_BV.view(torch.int32).long()
+    ranks_BV = torch.where(bits_BV < 0, bits_BV + 2**31, -bits_BV)
+    keys_BV = (ranks_BV << 32) + torch.arange(scores_BV.shape[1])
+    keys_BV.numpy().sort(axis=-1)
+    order_BV = keys_BV & (2**32 - 1)
+    return scores_BV.gather(1, order_BV), order_BV
 
 
 class RowSeeds:

@@ -34,6 +34,16 @@ def test_the_number_chooses_among_the_tokens_from_the_best_down():
     assert ids.tolist() == [token for token in ordered.indices.tolist() for _ in range(2)]
 
 
+def test_of_equal_scores_the_first_comes_first_and_zeros_are_equal_whatever_their_sign():
+    scores = torch.randint(-3, 4, (1, 40), generator=torch.Generator().manual_seed(0)) / 2.0
+    scores[0, ::3] = -0.0
+    scores[0, 1:4] = torch.tensor([1e-45, -1e-45, 0.0])
+    order = scores.sort(dim=-1, descending=True, stable=True).indices[0]
+    # The largest number draws the last token that is kept.
+    ranked = [int(sample(scores, Sampling(top_k=count), [1 - 2**-53])) for count in range(1, 41)]
+    assert ranked == order.tolist()
+
+
 @pytest.mark.parametrize("sampling", [Sampling(), Sampling(top_k=3), Sampling(top_p=0.7)])
 def test_the_ends_of_the_range_draw_the_best_and_the_last_that_is_kept(sampling):
     last = int((draws(sampling) > 0).sum()) - 1
