@@ -81,12 +81,15 @@ class IncrementalDecoder:
             if sees_prompt_whole:  # padding is another document
                 whole_BT = torch.ones_like(self._first.tokens_BT, dtype=torch.bool)
                 self._first = replace(self._first, prefix_BT=whole_BT)
-        self.read_BT = self._first.tokens_BT
-        if self._first.documents_BT is not None:
-            self.read_BT = self.read_BT.masked_fill(self._first.documents_BT == PADDING, PADDING)
         # The last new token is never read.
-        capacity = self._first.tokens_BT.shape[1] + max(0, max_new_tokens - 1)
+        rows, length = self._first.tokens_BT.shape
+        capacity = length + max(0, max_new_tokens - 1)
         self._cache = model.new_cache(capacity)
+        self._tokens_BC = self._first.tokens_BT.new_empty(rows, capacity)
+        self.read_BT = self._tokens_BC[:, :length]
+        self.read_BT.copy_(self._first.tokens_BT)
+        if self._first.documents_BT is not None:
+            self.read_BT.masked_fill_(self._first.documents_BT == PADDING, PADDING)
         self._fixes_steps = _captures_steps(model) if fixes_steps is None else fixes_steps
         # Inputs and scores of a step of fixed shapes, at addresses that a graph knows. Rows that have
         # ended may remain, after the others.
@@ -105,7 +108,9 @@ class IncrementalDecoder:
             self._positions_B1 = torch.full_like(self._tokens_B1, self._cache.length - 1)
         if self._positions_B1 is not None:
             self._positions_B1.add_(1)
-        self.read_BT = torch.cat((self.read_BT, tokens_B[:, None]), dim=1)
+        length = self.read_BT.shape[1]
+        self._tokens_BC[:, length] = tokens_B
+        self.read_BT = self._tokens_BC[:, : length + 1]
         self._tokens_B1[: len(tokens_B), 0] = tokens_B
         batch = Batch(
             self._tokens_B1,
@@ -119,7 +124,8 @@ class IncrementalDecoder:
     def select(self, rows: Sequence[int]) -> None:
         """Keeps the given rows, in their order; a row may come several times. Copies the cache."""
         rows_B = torch.tensor(rows, device=self._device)
-        self.read_BT = self.read_BT[rows_B]
+        self._tokens_BC = self._tokens_BC[rows_B]
+        self.read_BT = self._tokens_BC[:, : self.read_BT.shape[1]]
         held = len(self._tokens_B1)
         if self._fixes_steps and held // 2 < len(rows) < held:
             rows_B = torch.cat((rows_B, rows_B[:1].expand(held - len(rows))))
@@ -210,7 +216,8 @@ def read_with_check(logits_BV: Tensor, *chosen: Tensor) -> list[list[float]]:
     Raises:
         CheckpointError: A score is NaN.
     """
-    parts = [tensor.flatten().double() for tensor in (logits_BV.isnan().any(), *chosen)]
+    # The greatest of numbers is NaN if any of them is.
+    parts = [tensor.flatten().double() for tensor in (logits_BV.max().isnan(), *chosen)]
     (is_nan,), *values = (part.tolist() for part in torch.cat(parts).cpu().split([len(part) for part in parts]))
     if is_nan:
         raise CheckpointError(

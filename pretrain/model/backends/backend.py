@@ -207,20 +207,24 @@ def dense_mask(
     are positions t without `query_offset`. The result is broadcastable to [B, N, T, S] of the
     rectangle; None if all of it is visible.
     """
-    terms = []
     first, last = query_bounds(mask, queries, keys)
+    hides = mask.causal and keys.stop - 1 > first
+    cuts = mask.window is not None and max(keys.stop - 1 - first, last - keys.start) >= mask.window
+    if not hides and not cuts and mask.documents_BT is None and mask.key_lengths_B is None:
+        return None
+    terms = []
     keys_S = torch.arange(keys.start, keys.stop, device=device)
     columns = slice(keys.start, keys.stop)
     at_T = mask.position_1
     if at_T is None:
         at_T = torch.arange(first, last + 1, device=device)
     distances_TS = keys_S - at_T[:, None]
-    if mask.causal and keys.stop - 1 > first:
+    if hides:
         seen = distances_TS <= 0
         if mask.prefix_BS is not None:
             seen = seen | mask.prefix_BS[rows, None, None, columns]
         terms.append(seen)
-    if mask.window is not None and max(keys.stop - 1 - first, last - keys.start) >= mask.window:
+    if cuts and mask.window is not None:
         terms.append(distances_TS.abs() < mask.window)
     if mask.documents_BT is not None:
         key_documents = mask.key_documents_BS

@@ -73,8 +73,8 @@ class SelfAttention(nn.Module):
     def forward(self, x_BTD: Tensor, context: AttentionContext) -> AttentionOutput:
         """Attends within a sequence, under a prepared mask."""
         prepared, rotation, cache, tables = context
-        heads = self.qkv(x_BTD).unflatten(-1, (-1, self.head_width))  # [B, T, N + 2 K, H]
-        qk, own_BTKH = heads.split((self.heads + self.kv_heads, self.kv_heads), dim=2)
+        heads = self.qkv(x_BTD).view(*x_BTD.shape[:2], -1, self.head_width)  # [B, T, N + 2 K, H]
+        qk, own_BTKH = heads.split_with_sizes((self.heads + self.kv_heads, self.kv_heads), dim=2)
         v_BSKH = own_BTKH if self.value_mix is None else mix_values(self.value_mix, own_BTKH, tables)
         if self.query_norm is not None and self.key_norm is not None:
             q_BTNH, k_BSKH = qk.split((self.heads, self.kv_heads), dim=2)
@@ -86,7 +86,7 @@ class SelfAttention(nn.Module):
         else:
             # Queries and keys are adjacent: one rotation of both instead of two.
             qk = qk if rotation is None else rotate(qk, rotation)
-            q_BTNH, k_BSKH = qk.split((self.heads, self.kv_heads), dim=2)
+            q_BTNH, k_BSKH = qk.split_with_sizes((self.heads, self.kv_heads), dim=2)
         if cache is not None:
             k_BSKH, v_BSKH = cache.append(k_BSKH, v_BSKH)
         options: dict[str, Any] = {"dropout": self.dropout if self.training else 0.0, "scale": self.scale}

@@ -86,7 +86,7 @@ class RotaryTable:
         self._max_seq_len = max_seq_len
         self._frequencies = rotary_frequencies(rotary_width, theta, scaling)
         self._magnitude = rotary_magnitude(scaling)
-        self._cos = self._sin = torch.empty(0, rotary_width)
+        self._cos = self._sin = torch.empty(0, 1, rotary_width)
 
     def __call__(
         self,
@@ -101,13 +101,13 @@ class RotaryTable:
         if self._cos.shape[0] < end:
             angles = self._angles(min(self._max_seq_len, 1 << (end - 1).bit_length()))
             cos, sin = angles.cos() * self._magnitude, angles.sin() * self._magnitude
-            self._cos = torch.cat((cos, cos), dim=-1).float()
-            self._sin = torch.cat((-sin, sin), dim=-1).float()
+            self._cos = torch.cat((cos, cos), dim=-1).float().unsqueeze(-2)
+            self._sin = torch.cat((-sin, sin), dim=-1).float().unsqueeze(-2)
         if self._cos.device != device:
             self._cos = self._cos.to(device)
             self._sin = self._sin.to(device)
         rows = slice(offset, offset + length) if positions_BT is None else positions_BT
-        return Rotation(self._cos[rows].unsqueeze(-2), self._sin[rows].unsqueeze(-2))
+        return Rotation(self._cos[rows], self._sin[rows])
 
     def _angles(self, length: int) -> Tensor:
         return torch.outer(torch.arange(length, dtype=torch.float64, device="cpu"), self._frequencies)
@@ -199,8 +199,8 @@ class _Rotate(torch.autograd.Function):
         width = cos.shape[-1]
         half = width // 2
         if width == x.shape[-1]:
-            swapped = torch.cat((x[..., half:], x[..., :half]), dim=-1)
-            return swapped.mul_(sin).addcmul_(x, cos)
+            first, second = x.chunk(2, dim=-1)
+            return torch.cat((second, first), dim=-1).mul_(sin).addcmul_(x, cos)
         turned = torch.cat((x[..., half:width], x[..., :half], x[..., width:]), dim=-1)
         turned[..., :width].mul_(sin).addcmul_(x[..., :width], cos)
         return turned
@@ -223,6 +223,8 @@ def rotate(x_BTNH: Tensor, rotation: Rotation) -> Tensor:
     The score of a rotated query and key depends on the difference of their positions only.
     """
     # Compiled as plain operations, which fuse as well: torch 2.11 finds no gradient of a function's
-    # input where its forward changes in place what it returns (pytorch issue 180642).
-    turn = _Rotate._turn if torch.compiler.is_compiling() else _Rotate.apply
+    # input where its forward changes in place what it returns (pytorch issue 180642). Without gradients
+    # a function costs a decoding step more than its kernels.
+    is_plain = torch.compiler.is_compiling() or not torch.is_grad_enabled()
+    turn = _Rotate._turn if is_plain else _Rotate.apply
     return turn(x_BTNH, *rotation)

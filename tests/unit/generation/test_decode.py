@@ -4,6 +4,7 @@ from functools import partial
 
 import pytest
 import torch
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.generation.beam import Beams, beam_search
@@ -308,6 +309,29 @@ def scores_of(model, prompts, count, *, fixes_steps, keep=None):
             tokens_B = tokens_B[torch.tensor(keep, device=tokens_B.device)]
         scores.append(decoder.step(tokens_B).clone())
     return scores
+
+
+class Operations(TorchDispatchMode):
+    """Counts what is dispatched."""
+
+    def __init__(self):
+        super().__init__()
+        self.count = 0
+
+    def __torch_dispatch__(self, function, types, arguments=(), options=None):
+        self.count += 1
+        return function(*arguments, **(options or {}))
+
+
+def test_a_greedy_step_dispatches_as_few_operations_at_any_length():
+    model, counts = tiny_model(), []
+    for new in (40, 2, 3, 40):  # the first builds the rotary table
+        with Operations() as operations:
+            generate(model, [[3, 4, 5]], free(new))
+        counts.append(operations.count)
+    _, two, three, forty = counts
+    assert forty - two == 38 * (three - two)
+    assert three - two <= 142  # two layers, views and all; a mask or a second copy of the tokens would be more
 
 
 ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")]

@@ -59,6 +59,16 @@ def test_the_gradient_of_a_rotation_is_exact():
     assert torch.autograd.gradcheck(lambda y: rotate(y, rotation(torch.tensor([1, 2, 9]), head_width=8)), (x,))
 
 
+@pytest.mark.parametrize("fraction", [1.0, 0.5])
+def test_a_rotation_without_gradients_is_the_same_in_plain_operations(fraction):
+    x = torch.randn(2, 3, 2, 8)
+    turned = RotaryPosition(stack(8, rope_fraction=fraction), 16)(torch.zeros(2, 3, 1), None, RowPlace(5)).rotation
+    expected = rotate(x.requires_grad_(), turned)
+    with torch.no_grad(), torch.profiler.profile() as profile:
+        assert torch.equal(rotate(x, turned), expected)
+    assert not any("Rotate" in event.key for event in profile.key_averages())
+
+
 def test_a_fraction_of_a_head_rotates_as_gpt_neox_rotates_it():
     config = GPTNeoXConfig(hidden_size=128, num_attention_heads=4, rotary_pct=0.25, rotary_emb_base=500)
     positions = torch.tensor([[0, 3, 250]])
