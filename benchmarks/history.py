@@ -20,9 +20,11 @@ from hashlib import sha256
 from pathlib import Path
 
 from benchmarks.common import ROOT, print_row
+from pretrain.checkpoint.fragments import write_pieces
 from pretrain.kinds.layouts import LAYOUTS
 from pretrain.shards.index import DataIndex, ShardIndex, Sidecar, build_split, write_index
 
+KINDS = ("weight", "exp_avg", "exp_avg_sq")
 NUM_STEPS = 1_000_000
 ENDINGS = {".idx.npy": LAYOUTS["text"].table_columns, ".lengths.npy": LAYOUTS["text"].length_columns}
 MEASURED = """
@@ -53,6 +55,13 @@ OPERATIONS = {
         " 0.025248, 0.026538, 0.027563, 0.031235, 0.031846, 0.033076, 0.033507, 0.038233, 0.049533, 0.049674,"
         " 0.533291])]).pick(range(512))",
     ),
+    "headers": (
+        "from pretrain.checkpoint.fragments import FragmentReader; import inspect, torch\n"
+        "place = [0.5] if 'place' in inspect.signature(FragmentReader).parameters else []",
+        "reader = FragmentReader(sorted((folder / 'ranks').iterdir()), *place)\n"
+        "for number in range(483):\n    for kind in ('weight', 'exp_avg', 'exp_avg_sq'):\n"
+        "        reader.read_into(f'layers.{number}.mlp.up.weight', kind, 512, torch.empty(1))",
+    ),
     "index": ("from pretrain.shards.index import load_index", "load_index(folder)"),
 }
 
@@ -78,6 +87,11 @@ def write_inputs(folder: Path) -> None:
     for name, rows in (("audit.jsonl", ledger_rows()), ("metrics.jsonl", metrics_rows())):
         with (folder / name).open("w") as file:
             file.writelines(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+    (folder / "ranks").mkdir()
+    for rank in range(1024):
+        kinds = [f"layers.{number}.mlp.up.weight/{kind}@{rank}" for number in range(483) for kind in KINDS]
+        parts = [memoryview(bytes(4 * len(kinds)))]
+        write_pieces(folder / "ranks" / f"rank-{rank:05d}.safetensors", [(kind, 1) for kind in kinds], parts)
     shards = []
     for number in range(20_000):
         name = f"train/part-{number // 100:05d}-{number % 100:05d}"

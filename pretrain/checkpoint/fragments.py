@@ -1,7 +1,8 @@
 """Fragments on disk: one safetensors file a rank, read back by range under any topology.
 
 A tensor of the file is a 1-D fp32 piece named `<parameter>/<kind>@<offset>`, kind being `weight` or
-a moment. Loading builds a table of all pieces once, then copies the ranges that this rank needs.
+a moment. Loading builds a table of pieces, of as many files as have the ranges that this rank
+needs, and copies these.
 Columns of a matrix, of ranks that share it, are `<parameter>/<kind>@<offset>+<run>:<stride>`: the
 first `run` elements of every `stride`, from `offset` on.
 """
@@ -12,7 +13,8 @@ import os
 import resource
 import struct
 import weakref
-from bisect import bisect_right
+from bisect import bisect_right, insort
+from collections import deque
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from itertools import chain
@@ -108,34 +110,55 @@ def _boxes(offset: int, length: int, stripes: Stripes | None, stride: int) -> It
 class FragmentReader:
     """Fragments in the files of a checkpoint, by parameter and kind. Raises: CheckpointError.
 
-    Each file is opened once, and stays open: the run may remove the checkpoint while it is read.
+    Each file is opened at once, and stays open: the run may remove the checkpoint while it is read.
+    Headers are parsed from a place of the files on, nearest first, as ranges are asked for: in the
+    topology of the save, a rank needs one of them.
+
+    Args:
+        paths: The files, by rank.
+        place: Share of the files before the one that this process needs first; None: parse all now.
     """
 
-    def __init__(self, paths: Iterable[Path]) -> None:
+    def __init__(self, paths: Iterable[Path], place: float | None = None) -> None:
         self._pieces: dict[tuple[str, str], list[_Piece]] = {}
         # A file a rank may be more than the soft limit, 1024 in most places.
         _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
         resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
+        files: list[tuple[Path, int]] = []
         for path in paths:
             with _parse_errors(path):
-                descriptor = open_regular(path)
-                weakref.finalize(self, os.close, descriptor)
-                records = list(_read_header(path, descriptor))
-            for key, piece in records:
-                self._pieces.setdefault(key, []).append(piece)
-        for pieces in self._pieces.values():
-            pieces.sort(key=lambda piece: piece.offset)
+                files.append((path, open_regular(path)))
+                weakref.finalize(self, os.close, files[-1][1])
+        first = round((place or 0) * len(files))
+        order = sorted(range(len(files)), key=lambda number: abs(number - first))
+        self._unparsed = deque(files[number] for number in order)
+        while place is None and self._unparsed:
+            self._parse_next()
+
+    def _parse_next(self) -> None:
+        path, descriptor = self._unparsed.popleft()
+        with _parse_errors(path):
+            for key, piece in _read_header(path, descriptor):
+                insort(self._pieces.setdefault(key, []), piece)  # by offset
 
     def has(self, name: str, kind: str) -> bool:
         """Returns whether there is a piece of this kind of a parameter."""
+        while (name, kind) not in self._pieces and self._unparsed:
+            self._parse_next()
         return (name, kind) in self._pieces
+
+    def _find(self, key: tuple[str, str], part: range, stripes: Stripes | None) -> list[_Piece]:
+        """Returns pieces by offset, as many as have a part of a parameter, or all of it."""
+        while self._unparsed and not _have(self._pieces.get(key, []), part, stripes):
+            self._parse_next()
+        return self._pieces.get(key, [])
 
     def read_into(self, name: str, kind: str, offset: int, out: torch.Tensor, stripes: Stripes | None = None) -> None:
         """Fills `out` (1-D fp32) with values of a kind from `offset`. Raises: CheckpointError.
 
         `stripes` are the elements after the first; None: one after another.
         """
-        pieces = self._pieces.get((name, kind), [])
+        pieces = self._find((name, kind), range(offset, offset + out.numel()), stripes)
         strides = [one.stride for one in (stripes, *(piece.stripes for piece in pieces)) if one]
         if strides:
             where = f"{name}/{kind}"
@@ -155,6 +178,18 @@ class FragmentReader:
             out[done : done + take].copy_(torch.from_numpy(values))
             done += take
             number += 1
+
+
+def _have(pieces: list[_Piece], part: range, stripes: Stripes | None) -> bool:
+    """Returns whether pieces, by offset, have a part of a parameter: columns only as saved."""
+    if stripes or any(piece.stripes for piece in pieces):
+        mine = part.start, len(part), stripes
+        return any((piece.offset, piece.length, piece.stripes) == mine for piece in pieces)
+    end = part.start
+    for piece in pieces:
+        if piece.offset <= end:
+            end = max(end, piece.offset + piece.length)
+    return end >= part.stop
 
 
 def _read_columns(where: str, pieces: list[_Piece], stride: int, wanted: list[_Box], out: torch.Tensor) -> None:

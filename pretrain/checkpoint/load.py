@@ -20,16 +20,17 @@ from pretrain.utils.io import FileRecord, write_json
 log = logging.getLogger(__name__)
 
 
-def load_checkpoint(path: Path, store: FragmentStore) -> TrainState:
+def load_checkpoint(path: Path, store: FragmentStore, place: float = 0.0) -> TrainState:
     """Fills the ranges that this rank keeps from a verified checkpoint of any topology. Collective.
 
-    An average of the weights that the checkpoint lacks begins at its weights.
+    An average of the weights that the checkpoint lacks begins at its weights. `place` is the share
+    of the ranks before this one, by which it finds the files that it needs.
 
     Raises:
         CheckpointError: It is not of this model; a parameter that differs is named.
     """
     manifest = load_manifest(path)
-    reader = FragmentReader(path / record.name for record in manifest.files)
+    reader = FragmentReader((path / record.name for record in manifest.files), place)
     averages = any(EMA in fragment.tensors for fragment in store.held_fragments())
     begins_average = averages and EMA not in manifest.moments
     if begins_average:

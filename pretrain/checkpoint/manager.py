@@ -210,7 +210,7 @@ class CheckpointManager:
                 self._place.shapes = dict(load_manifest(path).shapes)
                 if is_older:
                     log.warning("checkpoint %s is good: the run continues from there", path)
-                return load_checkpoint(path, store)
+                return load_checkpoint(path, store, self._world.rank / self._world.size)
             is_older = True
             log.warning("checkpoint %s is damaged (%s); trying an older one", path, problem)
             # Renamed before the next look, so that the older one is the newest in the following

@@ -14,8 +14,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from pretrain.checkpoint import fragments
 from pretrain.checkpoint.fragments import FragmentReader, write_fragments
 from pretrain.errors import CheckpointError
+from pretrain.parts import Stripes
 from pretrain.types import Fragment
 from pretrain.utils.io import check_file
 from tests.helpers.fork_server import SOURCE_PATH
@@ -57,7 +59,7 @@ def test_any_range_is_read_back_whatever_cut_wrote_it(tmp_path_factory, written,
         ]
         record = write_fragments(path, fragments)
         assert check_file(path, record) is None
-    reader = FragmentReader(paths)
+    reader = FragmentReader(paths, data.draw(st.sampled_from([None, 0.0, 0.5, 1.0])))
     for name, kinds in whole.items():
         for kind, values in kinds.items():
             start = data.draw(st.integers(0, len(values)))
@@ -80,6 +82,43 @@ def test_no_more_is_read_than_what_is_asked_for(tmp_path, monkeypatch):
     reader.read_into("layer.0", "weight", 1000, out)
     assert torch.equal(out, values[1000:1700])
     assert read == [500 * 4, 200 * 4]
+
+
+@pytest.mark.parametrize(("world", "most"), [(32, 1), (24, 3), (16, 3), (64, 2), (1, 32)])
+def test_a_rank_parses_the_headers_of_the_files_that_have_its_ranges(tmp_path, monkeypatch, world, most):
+    values = {name: torch.arange(192, dtype=torch.float32) + number for number, name in enumerate("ab")}
+    paths = [tmp_path / f"{number}.safetensors" for number in range(32)]
+    for number, path in enumerate(paths):
+        parts = {name: value[6 * number :][:6] for name, value in values.items()}
+        write_fragments(path, [Fragment(name, 6 * number, (192,), {"weight": part}) for name, part in parts.items()])
+    parsed = []
+    read_header = fragments._read_header
+    monkeypatch.setattr(fragments, "_read_header", lambda *file: parsed.append(file[0]) or read_header(*file))
+    length = 192 // world
+    for rank in range(world):
+        parsed.clear()
+        reader = FragmentReader(paths, rank / world)
+        for name, value in values.items():
+            out = torch.empty(length)
+            reader.read_into(name, "weight", length * rank, out)
+            assert torch.equal(out, value[length * rank :][:length])
+        assert len(parsed) <= most
+    assert not reader.has("c", "weight")
+    assert len(parsed) == 32
+    with pytest.raises(CheckpointError, match="c/weight lacks element 0; use another checkpoint"):
+        FragmentReader(paths, 0.5).read_into("c", "weight", 0, torch.empty(1))
+
+
+def test_columns_as_they_were_saved_need_one_header_and_a_bad_file_is_told_when_it_is_needed(tmp_path):
+    """A rank that has its own part never looks at the file beside it."""
+    (tmp_path / "0").write_bytes(b"no header")
+    stripes = Stripes(2, 8)
+    write_fragments(tmp_path / "1", [Fragment("w", 4, (4, 8), {"weight": torch.arange(8.0)}, stripes)])
+    reader, out = FragmentReader([tmp_path / "0", tmp_path / "1"], 0.5), torch.empty(8)
+    reader.read_into("w", "weight", 4, out, stripes)
+    assert out.tolist() == list(range(8))
+    with pytest.raises(CheckpointError, match=r"0: cannot be parsed: .*; use another checkpoint"):
+        reader.read_into("w", "weight", 0, out, stripes)
 
 
 def test_files_that_are_removed_meanwhile_are_read_to_their_end_and_closed(tmp_path):
