@@ -59,12 +59,12 @@ BAD_DATA = """
 import os
 from pathlib import Path
 
-from pretrain.run import heartbeat, watchdog
+from pretrain.run import watchdog
 from pretrain.data.stream import SourceStreams
 from pretrain.errors import DataError
 from tests.helpers.waiting import hang
 
-heartbeat.SILENT_S = watchdog.SILENT_S = 600.0
+watchdog.SILENT_S = 600.0
 read = SourceStreams.read
 
 def bad(self, positions):
