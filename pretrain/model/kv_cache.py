@@ -68,7 +68,7 @@ class LayerCache:
     def select(self, rows_B: Tensor) -> None:
         """Selects rows, in the given order; a row may occur several times."""
         for number, past in enumerate(self._past):
-            selected = past[rows_B, : self.length]
+            selected = past[:, : self.length].index_select(0, rows_B)  # half the time of an index
             if len(rows_B) != len(past):
                 past = self._past[number] = past.new_zeros((len(rows_B), *past.shape[1:]))
             past[:, : self.length] = selected
@@ -80,7 +80,7 @@ class LayerCache:
 
 def select_rows(x: Tensor, rows_B: Tensor) -> Tensor:
     """Returns the given rows, in the memory of `x` if they are as many: a captured step reads them there."""
-    selected = x[rows_B]
+    selected = x.index_select(0, rows_B)
     return x.copy_(selected) if len(rows_B) == len(x) else selected
 
 
