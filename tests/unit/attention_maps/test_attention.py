@@ -228,3 +228,9 @@ def test_summary_of_even_and_of_sharp_attention():
         "entropy_bits": 0.0,
         "strongest_key": {"index": 5, "token": "f", "mean_weight": 1.0},
     }
+
+
+def test_layers_without_weights_are_refused():
+    model = build(tiny_config(preset="hybrid-tiny"))
+    with pytest.raises(ConfigError, match="layers of mixers=delta have no weights to draw; give a model"):
+        record_attention(model, random_batch(1, 8))

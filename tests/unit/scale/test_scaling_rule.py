@@ -170,3 +170,8 @@ def test_a_run_of_a_few_steps_is_refused(reference):
     flops = size_of(reference).flops / 1e5
     with pytest.raises(ConfigError, match=r"ref-0: \d+ steps of \d+ tokens are too few to learn from, at least 30"):
         scale_run(reference, LadderRule(batch_by_tokens=0.0), 128, flops, vocab_size=None, run=PLACE)
+
+
+def test_layers_of_the_gated_delta_rule_have_no_rule():
+    with pytest.raises(ConfigError, match=r"a ladder has no rule for the widths of mixers=delta; use attention in"):
+        width_step(load_config("configs/run/hybrid_quickstart.yaml"))

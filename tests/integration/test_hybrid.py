@@ -1,0 +1,42 @@
+"""Hybrids of the gated delta rule and attention on real ranks: one process's losses, resumed bit for bit."""
+
+from tests.helpers.ranks import run_in_ranks
+from tests.helpers.topologies import contents, ledger, newest, run_dir, write_run
+from tests.integration.test_experts import ALONE, ZERO, assert_close
+
+WORKERS = "tests.integration.hybrid_workers"
+JOBS = "tests.helpers.topologies:run_jobs"
+STEPS = 8
+
+
+def trained(world_size, cases, micro):
+    """Rows of [loss, gradient norm, skipped] of each case; all ranks agree."""
+    arguments = {"cases": cases, "micro": micro, "steps": STEPS}
+    ranks = run_in_ranks(f"{WORKERS}:losses_of", world_size, arguments)
+    assert all(rank == ranks[0] for rank in ranks)
+    return ranks[0]
+
+
+def test_two_ranks_of_zero_3_train_like_one_process():
+    (expected,) = trained(1, [ALONE], 12)
+    (rows,) = trained(2, [ZERO[3]], 2)
+    assert_close(rows, expected)
+    assert expected[-1][0] < expected[0][0] - 0.1
+
+
+def test_a_run_on_packed_documents_is_resumed_bit_for_bit(tmp_path, corpus):
+    settings = ["model.decoder={layers: 2, mixers: [delta, attention]}", "eval.every_steps=4", "batch.micro=6"]
+    settings.append("engine={kind: deepspeed, zero_stage: 2, precision: fp32, device: cpu}")
+    whole, stopped = (write_run(tmp_path / name, corpus) for name in ("whole", "stopped"))
+    for config, stop in ((whole, 8), (stopped, 4), (stopped, 8)):
+        job = {"config": str(config), "overrides": [*settings, f"train.stop_after={stop}"]}
+        for result in run_in_ranks(JOBS, 2, {"jobs": [job]}):
+            assert result[0][0] == 0
+    rows = [
+        [{key: value for key, value in row.items() if key != "attempt"} for row in ledger(run_dir(one)).values()]
+        for one in (whole, stopped)
+    ]
+    assert rows[0] == rows[1] and len(rows[0]) == 8
+    weights, resumed = (contents(newest(run_dir(one))) for one in (whole, stopped))
+    assert any("attention.a_log" in str(key) for key in weights)
+    assert all(bool((weights[key] == resumed[key]).all()) for key in weights)
