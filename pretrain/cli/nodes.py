@@ -80,19 +80,19 @@ def train_local(
     typer.echo(f"launch: starting {plural(ranks, 'rank')} of {run.path}{here}", err=True)
     main = None
     if loaded.engine.fork_ranks:
-        _import_rank(loaded, ranks)
+        _import_rank(loaded, ranks, ranks * place.nodes)
         main = partial(resolve_name("pretrain.cli.commands:run"), ["train", config, *overrides])
     return launch_local(config, overrides, ranks, port, run.logs, place, main)
 
 
-def _import_rank(config: "RunConfig", ranks: int) -> None:
+def _import_rank(config: "RunConfig", ranks: int, world_size: int) -> None:
     """Imports what a rank needs into this process, whose forks are the ranks."""
     from pretrain_launch.local import importing
 
     with importing(ranks):
         from pretrain.training.rank_imports import import_for_ranks
 
-        import_for_ranks(config)
+        import_for_ranks(config, world_size)
 
 
 def launch_manifest_command(

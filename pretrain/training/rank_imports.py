@@ -24,13 +24,14 @@ _LATER: dict[str, tuple[str, ...]] = {
 """Modules that libraries import when they are used, by engine."""
 
 
-def import_for_ranks(config: RunConfig) -> None:
+def import_for_ranks(config: RunConfig, world_size: int) -> None:
     """Imports everything. Raises: LaunchError: A package is missing."""
-    import_packages(config.engine)
+    engine = config.engine.on(world_size)
+    import_packages(engine)
     optimizer, _, _ = OPTIMIZERS[config.optim.kind].build.partition(":")
     for name in ("numpy.random", optimizer):
         importlib.import_module(name)
     with deferred_decorators():
-        for name in _LATER[config.engine.kind]:
+        for name in _LATER[engine.kind]:
             with contextlib.suppress(ImportError):  # of another version
                 importlib.import_module(name)
