@@ -149,13 +149,13 @@ def models(tmp_path_factory):
 
 def write_many(folder, task):
     """Writes forty records, each with a number in its text."""
-    lines = [json.dumps(RECORDS[task]).replace("man", f"man {n}", 1).replace("Say it", f"Say {n}") for n in range(40)]
+    lines = [re.sub("man|Say it|Who", rf"\g<0> {number}", json.dumps(RECORDS[task]), count=1) for number in range(40)]
     (folder / f"{task}.jsonl").write_text("".join(f"{line}\n" for line in lines))
 
 
-def finetuned(warm, folder, model, task):
+def finetuned(warm, folder, model, task, *overrides):
     """Fine-tunes by two steps; returns what was printed."""
-    result = warm("finetune", str(model), f"{task}.jsonl", "--name", f"{task}-mine", *SHORT, cwd=folder)
+    result = warm("finetune", str(model), f"{task}.jsonl", "--name", f"{task}-mine", *SHORT, *overrides, cwd=folder)
     assert result.code == 0, result.stderr
     return result.stdout
 
@@ -184,7 +184,9 @@ def test_preferences_follow_instructions_and_a_folder_of_another_command_is_refu
     for task in ("instruction", "dpo"):
         write_many(tmp_path, task)
     finetuned(warm, tmp_path, models / "texts", "instruction")
-    assert "next: pretrain generate runs/dpo-mine --chat" in finetuned(warm, tmp_path, "runs/instruction-mine", "dpo")
+    longer = ("model.max_seq_len=128", "batch.seq_len=128", "batch.micro=1")  # a row has both answers
+    printed = finetuned(warm, tmp_path, "runs/instruction-mine", "dpo", *longer)
+    assert "next: pretrain generate runs/dpo-mine --chat" in printed
     options = ["instruction.jsonl", "--name", "dpo-mine"]
     result = warm("finetune", str(models / "texts"), *options, cwd=tmp_path)
     assert result.code == 64

@@ -62,7 +62,7 @@ def test_a_wish_that_cannot_be_fulfilled_is_refused_in_one_line(folder, capsys, 
     "arguments",
     [
         ["pretrain", "mine.txt", "model.preset=gpt2-tiny", *TINY],
-        ["translate", "mine.en", "mine.de", "tracking.wandb=off", "batch.global_tokens=288", "batch.micro=2"],
+        ["translate", "mine.en", "mine.de", "tracking.wandb=off", "batch.global_tokens=256", "batch.micro=2"],
     ],
 )
 def test_minutes_become_steps_which_a_second_start_keeps(folder, warm, arguments):
