@@ -6,6 +6,7 @@ import os
 import signal
 
 import hypothesis
+import pytest
 
 # What a developer's shell may have set, and a test must not pass or fail by: an unbuffered child has nothing left to
 # flush when it ends, tables and colours follow the terminal, and a rank or a job is what a launcher starts.
@@ -35,6 +36,20 @@ hypothesis.settings.load_profile("pretrain")
 
 # Until all is imported, which leaves no garbage: each collection would look through a million objects.
 gc.disable()
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Adds the option of `make smoke`."""
+    parser.addoption("--smoke", action="store_true", help="run the first fast test of each file alone")
+
+
+@pytest.hookimpl(trylast=True)  # after the marks have left out theirs
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leaves the first test of each file, with `--smoke`."""
+    if config.getoption("--smoke"):
+        first = {item.path: item for item in reversed(items)}
+        config.hook.pytest_deselected(items=[item for item in items if first[item.path] is not item])
+        items[:] = [item for item in items if first[item.path] is item]
 
 
 def pytest_collection_finish() -> None:
