@@ -107,7 +107,7 @@ class PlainCodec:
         if self._template is None:
             raise ConfigError(
                 "the run knows no chat template: its data were prepared without one",
-                fix="write the prompt by hand, without --chat",
+                fix="write the prompt by hand, for `pretrain generate` without --chat",
             )
 
     def _render(self, turns: list[tuple[str, str]], *, generation_prompt: bool) -> list[ChatPart]:

@@ -90,7 +90,7 @@ class HubTokenizer:
         if not self.has_chat_template:
             raise ConfigError(
                 "the tokenizer has no chat template",
-                fix="write the prompt by hand, without --chat",
+                fix="write the prompt by hand, for `pretrain generate` without --chat",
             )
         messages = [{"role": role, "content": text} for role, text in turns]
         try:

@@ -220,7 +220,7 @@ def next_command(config: RunConfig, *, has_template: bool, has_validation: bool)
     path = shlex.quote(str(config.folder))
     kinds = [task.kind for task in config.objective.tasks]
     if has_template and config.stacks == ["decoder"]:
-        return f"pretrain generate {path} --chat"
+        return f"pretrain chat {path}"
     for kind in kinds:
         if OBJECTIVES[kind].next_command:
             return OBJECTIVES[kind].next_command.format(path=path)

@@ -186,7 +186,7 @@ def test_preferences_follow_instructions_and_a_folder_of_another_command_is_refu
     finetuned(warm, tmp_path, models / "texts", "instruction")
     longer = ("model.max_seq_len=128", "batch.seq_len=128", "batch.micro=1")  # a row has both answers
     printed = finetuned(warm, tmp_path, "runs/instruction-mine", "dpo", *longer)
-    assert "next: pretrain generate runs/dpo-mine --chat" in printed
+    assert "next: pretrain chat runs/dpo-mine" in printed
     options = ["instruction.jsonl", "--name", "dpo-mine"]
     result = warm("finetune", str(models / "texts"), *options, cwd=tmp_path)
     assert result.code == 64

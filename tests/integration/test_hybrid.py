@@ -7,6 +7,7 @@ from tests.integration.test_experts import ALONE, ZERO, assert_close
 WORKERS = "tests.integration.hybrid_workers"
 JOBS = "tests.helpers.topologies:run_jobs"
 STEPS = 8
+"""Fewer than 14, where rounding has grown: gradient norms differ by 5e-5 between micro-batches of one process too."""
 
 
 def trained(world_size, cases, micro):

@@ -6,6 +6,8 @@ dense_mask  a mask as a tensor over any rectangle of queries and keys; dense_bia
 find_segments  rectangles of documents and padding, outside of which nothing is visible
 """
 
+import functools
+import operator
 from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -227,16 +229,17 @@ def dense_mask(
     if cuts and mask.window is not None:
         terms.append(distances_TS.abs() < mask.window)
     if mask.documents_BT is not None:
-        key_documents = mask.key_documents_BS
-        key_documents_BS = mask.documents_BT if key_documents is None else key_documents
-        of_queries = mask.documents_BT[rows, None, queries.start : queries.stop, None]
-        terms.append(of_queries == key_documents_BS[rows, None, None, columns])
+        terms.append(_same_document(mask.documents_BT[rows], mask.key_documents_BS, queries, columns, rows))
     if mask.key_lengths_B is not None:
         terms.append(keys_S < mask.key_lengths_B[rows, None, None, None])
-    allowed = None
-    for term in terms:
-        allowed = term if allowed is None else allowed & term
-    return allowed
+    return functools.reduce(operator.and_, terms)
+
+
+def _same_document(
+    documents_BT: Tensor, key_documents_BS: Tensor | None, queries: range, columns: slice, rows: slice
+) -> Tensor:
+    keys_BS = documents_BT if key_documents_BS is None else key_documents_BS[rows]
+    return documents_BT[:, None, queries.start : queries.stop, None] == keys_BS[:, None, None, columns]
 
 
 def query_bounds(mask: AttentionMask, queries: range, keys: range) -> tuple[int, int]:

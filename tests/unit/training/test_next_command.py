@@ -6,7 +6,7 @@ from pretrain.config.load import load_config
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.training.run import next_command, time_of_starts
 
-CHAT = "pretrain generate runs/instruction --chat"
+CHAT = "pretrain chat runs/instruction"
 LIKE = "--prompt 'A text like those of the data'"
 
 
