@@ -23,7 +23,8 @@ COMMANDS = [[], ["prepare"], ["config"], ["train"], ["launch"], ["launch", "loca
             ["launch", "resubmit"], ["runs"],
             ["inspect"], ["generate"], ["classify"], ["import"], ["export"], ["serve"], ["average"], ["evaluate"],
             ["attention"], ["data"], ["data", "verify"], ["data", "show"], ["data", "stats"], ["plan"], ["rollback"],
-            ["drill"], ["doctor"], ["report"], ["quickstart"], ["recipes"], ["recipes", "cp"], ["presets"],
+            ["drill"], ["doctor"], ["report"], ["chat"], ["finetune"],
+            ["pretrain"], ["translate"], ["quickstart"], ["recipes"], ["recipes", "cp"], ["presets"],
             ["scale"], ["scale", "plan"], ["scale", "run"], ["scale", "fit"], ["scale", "score"],
             ["scale", "coordinates"]]  # fmt: skip
 
@@ -136,7 +137,7 @@ KINDS = {"auto", "deepspeed", "ddp", "single"}
     ("words", "offered"),
     [
         ("pretrain ", {" ".join(words) for words in COMMANDS if len(words) == 1}),
-        ("pretrain pre", {"prepare", "presets"}),
+        ("pretrain pre", {"prepare", "presets", "pretrain"}),
         ("pretrain launch ", {"local", "slurm", "manifest", "status", "logs", "cancel", "resubmit"}),
         ("pretrain launch local x --ra", {"--ranks"}),
         ("pretrain prepare --tok", {"--tokenizer"}),

@@ -221,7 +221,10 @@ def test_the_quickstart_leaves_no_half_drawn_bar_before_the_line_of_its_kill(tmp
     (tmp_path / "program").write_text(DRAWS_A_BAR)
     (tmp_path / "program").chmod(0o755)
     master, slave = os.openpty()
-    code = "from pretrain.cli import quickstart; quickstart.PROGRAM = ['./program']; quickstart.quickstart_command()"
+    code = (
+        "from pretrain.cli import quickstart; from pretrain.cli.wish_commands import command_steps; "
+        "command_steps.PROGRAM = ['./program']; quickstart.quickstart_command()"
+    )
     command = [sys.executable, "-c", code]
     with subprocess.Popen(
         command, cwd=tmp_path, env={**os.environ, "PYTHONPATH": SOURCE_PATH}, stdout=slave, stderr=slave

@@ -73,7 +73,9 @@ class SelfAttention(nn.Module):
     def forward(self, x_BTD: Tensor, context: AttentionContext) -> AttentionOutput:
         """Attends within a sequence, under a prepared mask."""
         prepared, rotation, cache, tables = context
-        heads = self.qkv(x_BTD).view(*x_BTD.shape[:2], -1, self.head_width)  # [B, T, N + 2 K, H]
+        projected = self.qkv(x_BTD)
+        # Its own lengths: ranks that share matrices gather the columns of all.
+        heads = projected.view(*projected.shape[:2], -1, self.head_width)  # [B, T, N + 2 K, H]
         qk, own_BTKH = heads.split_with_sizes((self.heads + self.kv_heads, self.kv_heads), dim=2)
         v_BSKH = own_BTKH if self.value_mix is None else mix_values(self.value_mix, own_BTKH, tables)
         if self.query_norm is not None and self.key_norm is not None:
