@@ -23,9 +23,12 @@ from pretrain.model.stack import Stack
 from tests.integration.workers import MODEL, ROWS, SEQ_LEN, TWO_STACKS, build, global_batch, rows_of, train
 
 
-def losses_of(world: World, cases: list[list[Any]], steps: int, micro: int) -> list[list[list[float]]]:
+def losses_of(
+    world: World, cases: list[list[Any]], steps: int, micro: int, grad_clip: float = 1.0
+) -> list[list[list[float]]]:
     """Trains each (kind, stage, precision) from the same start."""
-    return [train(build(world, *case, micro=micro), world, range(steps), micro) for case in cases]
+    built = (build(world, *case, micro=micro, grad_clip=grad_clip) for case in cases)
+    return [train(engine, world, range(steps), micro) for engine in built]
 
 
 def two_stacks_losses(world: World, cases: list[list[Any]], steps: int, micro: int) -> list[list[list[float]]]:

@@ -63,18 +63,17 @@ def test_our_own_engine_in_16_bits_trains_bit_for_bit_as_zero_1():
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("world_size", [1, 2])
-def test_our_own_engine_in_16_bits_follows_zero_1_with_every_optimizer_and_on_two_ranks(world_size):
+@pytest.mark.parametrize(("world_size", "grad_clip"), [(1, 1.0), (2, 1e9)])
+def test_our_own_engine_in_16_bits_has_the_losses_of_zero_1_with_every_optimizer(world_size, grad_clip):
     kind = "single" if world_size == 1 else "ddp"
     cases = [[*case, optimizer] for optimizer in ("adamw", *OPTIMIZERS) for case in ([kind, 0, "bf16"], STAGES_BF16[1])]
-    arguments = {"cases": cases, "steps": 5, "micro": 2}
+    # ZeRO adds the norm up part by part: its last bit differs on two ranks, and through clipping so would the weights.
+    arguments = {"cases": cases, "steps": 5, "micro": 2, "grad_clip": grad_clip}
     ranks = run_in_ranks("tests.integration.engine_workers:losses_of", world_size, arguments)
     assert all(rows == ranks[0] for rows in ranks)
     for case, own, zero in zip(cases[::2], ranks[0][::2], ranks[0][1::2], strict=True):
-        # Sums over ranks are rounded in another order, which picks other directions for SOAP, as below.
-        tolerance = 1e-2 if case[3] == "soap" and world_size > 1 else 1e-6
-        for row, wanted in zip(own, zero, strict=True):
-            assert row[:2] == pytest.approx(wanted[:2], rel=tolerance), case
+        assert [row[0] for row in own] == [row[0] for row in zero], case
+        assert [row[1] for row in own] == pytest.approx([row[1] for row in zero], rel=1e-6), case
 
 
 def test_no_step_of_deepspeed_waits_for_the_device():
