@@ -148,8 +148,9 @@ def models(tmp_path_factory):
 
 
 def write_many(folder, task):
-    """Writes forty records, each with a number in its text."""
-    lines = [re.sub("man|Say it|Who", rf"\g<0> {number}", json.dumps(RECORDS[task]), count=1) for number in range(40)]
+    """Writes forty records, each with a number in its texts: records of one context would be in one split."""
+    texts = r'A man\.|Say it|Who|(?<="A", ")man'
+    lines = [re.sub(texts, rf"\g<0> {number}", json.dumps(RECORDS[task])) for number in range(40)]
     (folder / f"{task}.jsonl").write_text("".join(f"{line}\n" for line in lines))
 
 
