@@ -89,7 +89,7 @@ class Bench:
         return None if name is None else GPUS[name]
 
     def pick(self, full: Size, tiny: Size) -> Size:
-        """Returns the size of a campaign, or that of the rehearsal."""
+        """Returns the size of a campaign or of its rehearsal."""
         return tiny if self.rehearse else full
 
     def wants(self, case: str) -> bool:

@@ -165,7 +165,7 @@ class Layout:
         return ", ".join(filter(None, [self.reference, engine, *parts, self.more[0]]))
 
     def overrides(self, ranks: int) -> list[str]:
-        """Returns the overrides beside those of its reference: two micro-batches a step."""
+        """Returns the overrides beyond the reference: two micro-batches a step."""
         engine = ["engine.kind=ddp", "engine.zero_stage=0"]
         if self.stage is not None:
             engine = [f"engine.zero_stage={self.stage}"]

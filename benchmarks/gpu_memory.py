@@ -18,7 +18,7 @@ from pretrain.plan.task import ParallelLayout
 
 
 def memory(bench: Bench) -> None:
-    """Doubles the micro-batch, then the row, until memory is full; each peak beside that of `pretrain plan`."""
+    """Doubles the micro-batch, then the row, until memory is full; each peak beside the plan."""
     length, most, longest = bench.pick((2048, 256, 2**17), (32, 4, 64))
     model = llama_model(bench, longest)
     weights = draw_weights(model, bench.device)

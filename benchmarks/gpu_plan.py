@@ -34,7 +34,7 @@ def plan_gpu(bench: Bench) -> Gpu | None:
 
 
 def beside_plan(bench: Bench, work: Work, engine: EngineConfig, figures: dict[str, Any]) -> dict[str, Any]:
-    """Returns figures of a step beside those of `pretrain plan`; empty for an unknown GPU.
+    """Returns measured and planned figures of a step; empty for an unknown GPU.
 
     `memory_error` and `time_error` are measured over planned, less 1. None: not measured.
     """

@@ -247,7 +247,7 @@ def _wait_alone(values: torch.Tensor) -> tuple[float, str]:
 
 
 def main() -> None:
-    """Runs the tasks, once they are there; the exit code is that of the last one."""
+    """Runs the tasks, once they are there; returns the exit code of the last one."""
     folder, device = Path(sys.argv[1]), sys.argv[2]
     rank = int(os.environ["RANK"])
     for module in ("accelerate", "pretrain.training.run"):
