@@ -118,9 +118,9 @@ def record_attention(model: LanguageModel, batch: Batch) -> list[AttentionMap]:
         model.eval()
         if isinstance(model, Recurrent):
             return [_record_alignment(model, batch, undo)]
-        if any(any(stack.has_delta) for stack in model.stacks):
+        if mixers := "".join(stack.without_maps for stack in model.stacks):
             raise ConfigError(
-                "layers of mixers=delta have no weights to draw",
+                f"layers of {mixers} have no weights to draw",
                 fix="give a model with attention in each layer",
             )
         _put_recorders(model, maps, undo)

@@ -262,8 +262,8 @@ def sequence_conflicts(ranks: int, engine: EngineConfig, model: AnyModelConfig) 
     if engine.fp8 != "off":
         yield f"{key} was not tried with engine.fp8={engine.fp8}", "use engine.fp8=off"
     for name, stack in _stacks(model).items():
-        if stack.any_delta:
-            reads = f"which {name}.mixers=delta reads"
+        if mixers := stack.lacking("sequence"):
+            reads = f"which {name}.{mixers} reads"
             yield f"{key} leaves a rank without the state before its part, {reads}", whole
         if stack.drop_path:
             yield f"{key} would draw {name}.drop_path for each part of a row apart", f"{whole}, or leave it out"
@@ -362,10 +362,11 @@ def tensor_conflicts(parallel: ParallelConfig, engine: EngineConfig, model: AnyM
 
 def _stack_conflicts(key: str, parallel: ParallelConfig, name: str, stack: StackConfig) -> Conflicts:
     scaling = stack.rope_scaling
+    whole_mixers = stack.lacking("tensor")
     reasons = {
         "experts": (stack.experts is not None, "whose experts are cut by parallel.experts"),
         "latent": (stack.latent is not None, "whose keys and values of all heads are of one vector"),
-        "mixers=delta": (stack.any_delta, "whose states were not cut by heads"),
+        whole_mixers: (bool(whole_mixers), "whose states were not cut by heads"),
         f"qk_norm={stack.qk_norm}": (
             stack.qk_norm in ("whole", "heads"),
             "a norm with weights of all heads, of which a rank has some",

@@ -134,9 +134,10 @@ def kind_conflicts(kind: str, model: AnyModelConfig, data: DataConfig, start: st
             f"{key} needs bidirectional attention to the prefix, which a recurrent decoder lacks",
             "use objective.kind=causal",
         )
-    if model.kind != "recurrent" and model.last_stack.any_delta and needs.whole_prompts:
+    mixers = "" if model.kind == "recurrent" else model.last_stack.lacking("both_sides")
+    if needs.whole_prompts and mixers:
         yield (
-            f"{key} reads a prefix from both sides, and layers of mixers=delta from left to right",
+            f"{key} reads a prefix from both sides, and layers of {mixers} from left to right",
             "use objective.kind=causal",
         )
     head = model.head

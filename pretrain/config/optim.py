@@ -128,7 +128,7 @@ class OptimConfig(OptimizerConfig):
             "scaled_attention=false": not stack.scaled_attention,
             "position=relative": stack.position == "relative",
             "model.decoder.experts": stack.experts is not None,
-            "mixers=delta": stack.any_delta,
+            stack.lacking("widths"): bool(stack.lacking("widths")),
             f"optim.{self.kind}.split_heads=true": self.splits_heads,
             "norm_placement=post": kind == "completep" and stack.norm_placement == "post",
             # The norm after a layer takes its factor of the depth away.

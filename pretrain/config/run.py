@@ -82,8 +82,8 @@ def fp8_conflicts(model: ModelConfig, batch: BatchConfig, lengths: RowLengths, *
         yield "engine.fp8 rounds linear layers, and experts are grouped ones", "use engine.fp8=off"
     if model.last_stack.latent:
         yield "engine.fp8 was not tried with latent attention", "use engine.fp8=off"
-    if model.last_stack.any_delta:
-        yield "engine.fp8 was not tried with mixers=delta", "use engine.fp8=off"
+    if mixers := model.last_stack.lacking("fp8"):
+        yield f"engine.fp8 was not tried with {mixers}", "use engine.fp8=off"
     if model.multi_token:
         yield "engine.fp8 was not tried with model.multi_token", "use engine.fp8=off"
     rule = f"a multiple of {FP8_MULTIPLE} for engine.fp8"

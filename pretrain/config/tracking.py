@@ -122,8 +122,8 @@ def tracking_conflicts(tracking: TrackingConfig, evaluation: EvalConfig, model: 
         lacking = "without a decoder" if model.decoder is None else f"of head.kind={model.head.kind}"
         yield f"tracking.samples: a model {lacking} generates no text", "remove tracking.samples.prompts"
     if attention.text is not None:
-        if isinstance(model, ModelConfig) and model.last_stack.any_delta:
-            lacking = "layers of mixers=delta have no weights to draw"
+        if isinstance(model, ModelConfig) and (mixers := model.last_stack.lacking("maps")):
+            lacking = f"layers of {mixers} have no weights to draw"
             yield f"tracking.attention: {lacking}", "remove tracking.attention"
         yield from _attention_conflicts(attention, model)
 

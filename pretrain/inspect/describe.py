@@ -9,6 +9,7 @@ import json
 import math
 import re
 import shlex
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -378,8 +379,7 @@ def describe_model(config: AnyModelConfig) -> str:
                 heads += f" ({stack.num_kv_heads} of keys)"
             if stack.latent is not None:
                 heads += f" (keys and values from {stack.latent.kv_rank} numbers a token)"
-            if stack.any_delta:
-                heads += f", {_describe_delta(stack)}"
+            heads += "".join(f", {text}" for text in _describe_mixers(stack))
             experts = "" if stack.experts is None else f", {_describe_experts(stack.experts)}"
             stacks.append(f"{name} of {stack.layers} layers, width {stack.width}, {heads}{experts}")
     if config.kind != "recurrent" and (patches := config.input) is not None:
@@ -395,11 +395,10 @@ def describe_model(config: AnyModelConfig) -> str:
     return f"{'; '.join(stacks)}; {vocabulary}up to {config.max_seq_len:,} tokens"
 
 
-def _describe_delta(stack: StackConfig) -> str:
-    layers = sum(stack.has_delta(number) for number in range(stack.layers))
-    key, value = stack.delta_widths
-    states = f"{stack.delta_heads[1]} states of {key} x {value}"
-    return f"{plural(layers, 'layer')} of them by the gated delta rule with {states}"
+def _describe_mixers(stack: StackConfig) -> Iterator[str]:
+    for name, layers in stack.replaced_by.items():
+        section = stack.mixer_section(name)
+        yield f"{plural(layers, 'layer')} of them by {section.describe(stack.width, stack.heads)}"
 
 
 def _describe_experts(experts: ExpertsConfig) -> str:

@@ -8,6 +8,7 @@ from pretrain.errors import ConfigError
 from pretrain.families import FAMILIES
 from pretrain.families.family import Family
 from pretrain.families.label_names import unit_of
+from pretrain.kinds.mixers import MIXERS
 from pretrain.utils.units import listed
 
 _SHOWN = 6
@@ -130,13 +131,13 @@ _APART: tuple[str, ...] = (
     "head_width",
     "latent",
     "mixers",
-    "delta",
     "experts",
     "qkv_bias",
     "output_bias",
     "norm_bias",
     "score_factor",
 )
+_APART += tuple(MIXERS)
 _APART += ("embedding_width", "position_offset", "sinusoid", "rope_", "unrotated_layers", "relative_", "window")
 _APART += ("global_", "dropout", "attention_dropout", "drop_path")
 """Beginnings of keys with a default of their own or of no effect on some models; a new key is none of them."""
@@ -155,7 +156,7 @@ def _stack_facts(stack: StackConfig) -> dict[str, Any]:
         values["latent"] = None
     else:
         values |= {f"latent.{key}": value for key, value in stack.latent.model_dump().items()}
-    values |= _delta_facts(stack)
+    values |= _mixer_facts(stack)
     values |= {"qkv_bias": stack.has_qkv_bias, "output_bias": stack.has_output_bias}
     values |= {"norm_bias": stack.has_norm_bias}
     values |= {"score_scale": stack.score_scale or stack.per_head_width**-0.5}
@@ -167,14 +168,13 @@ def _stack_facts(stack: StackConfig) -> dict[str, Any]:
     return values
 
 
-def _delta_facts(stack: StackConfig) -> dict[str, Any]:
-    """Returns the layers of the gated delta rule and their sizes; nothing where there is none."""
-    if not stack.any_delta or stack.mixers is None:
-        return {}
-    mixers = [stack.mixers[number % len(stack.mixers)] for number in range(stack.layers)]
-    sizes = {"heads": stack.delta_heads, "widths": stack.delta_widths}
-    sizes |= {key: getattr(stack.delta, key) for key in ("kernel", "negative_eigenvalues", "norm_eps")}
-    return {"mixers": ", ".join(mixers)} | {f"delta.{key}": value for key, value in sizes.items()}
+def _mixer_facts(stack: StackConfig) -> dict[str, Any]:
+    """Returns the mixers of all layers and their sizes; nothing where all are attention."""
+    values: dict[str, Any] = {}
+    for name in stack.replaced_by:
+        sizes = stack.mixer_section(name).sizes(stack.width, stack.heads)
+        values |= {f"{name}.{key}": value for key, value in sizes._asdict().items()}
+    return values and {"mixers": ", ".join(map(stack.mixer_name, range(stack.layers)))} | values
 
 
 _SCALING_KEYS = {

@@ -15,6 +15,7 @@ With `activation_checkpointing_every: n`, only every n-th block is checkpointed.
 
 from collections.abc import Sequence
 from functools import partial
+from pkgutil import resolve_name
 from typing import Any, NamedTuple
 
 import torch
@@ -27,7 +28,6 @@ from pretrain.model.backends.backend import AttentionBackend
 from pretrain.model.parts.attention import AttentionContext, CrossAttention, SelfAttention
 from pretrain.model.parts.experts import MixtureOfExperts
 from pretrain.model.parts.feedforward import FeedForward
-from pretrain.model.parts.gated_delta import GatedDelta
 from pretrain.model.parts.latent_attention import LatentAttention
 from pretrain.model.parts.norm import build_norm
 
@@ -214,12 +214,11 @@ class Block(nn.Module):
         return norm(sum_BTD) if norm is not None and self.norm_placement == "post" else sum_BTD
 
 
-def build_attention(
-    config: StackConfig, backend: AttentionBackend, number: int
-) -> SelfAttention | LatentAttention | GatedDelta:
+def build_attention(config: StackConfig, backend: AttentionBackend, number: int) -> nn.Module:
     """Builds the self-attention of a block, or the mixer in its place."""
-    if config.has_delta(number):
-        return GatedDelta(config)
+    if mixer := config.mixer(number):
+        built: nn.Module = resolve_name(mixer.layer)(config)
+        return built
     return LatentAttention(config, backend) if config.latent else SelfAttention(config, backend, number)
 
 

@@ -7,7 +7,7 @@
 Norm weights are 1 (0 with `norm_offset`), biases and sinks 0, factors of `layer_scale` as it says;
 with `init_output: zero` the ends of residual branches and an untied head are 0 too. A fused matrix
 (queries, keys and values; gate and up) is drawn part by part, because fan-in and fan-out are those
-of its parts. Recurrent models: `draw_recurrent`; decays of the gated delta rule: `draw_delta`.
+of its parts. Recurrent models: `draw_recurrent`; decays and filters of other mixers: their `draws`.
 """
 
 import hashlib
@@ -15,12 +15,14 @@ import importlib.util
 import logging
 import math
 import os
+import re
 import shutil
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from pkgutil import resolve_name
 
 import torch
 from torch import Tensor, nn
@@ -32,7 +34,6 @@ from pretrain.errors import ConfigError, install_fix
 from pretrain.model.block import Block
 from pretrain.model.expert_parallel import share_experts
 from pretrain.model.lazy_compiler import UnsetWeights, defer_compiler
-from pretrain.model.parts.gated_delta import DELTA_WEIGHTS, draw_delta
 from pretrain.model.parts.head import Head
 from pretrain.model.recurrent.recurrent import Recurrent, check_engine, draw_recurrent
 from pretrain.model.tensor_parallel import mark_parts, share_tensors
@@ -156,8 +157,8 @@ def initial_weight(name: str, shape: torch.Size, config: AnyModelConfig, seed: i
     weight = torch.empty(shape, dtype=torch.float32, device="cpu")
     if isinstance(config, RecurrentConfig):
         draw_recurrent(name, weight, config, generator)
-    elif name.endswith(DELTA_WEIGHTS):
-        draw_delta(name, weight, generator)
+    elif draw_part := _draws_of_mixer(name, config):
+        draw_part(weight, generator)
     elif len(shape) == 1:
         _fill_vector(name, weight, _stack_of(name, config))
     elif config.init_output == "zero" and (name == "head.weight" or name.endswith(_RESIDUAL_OUTPUTS)):
@@ -168,6 +169,15 @@ def initial_weight(name: str, shape: torch.Size, config: AnyModelConfig, seed: i
         draw = _draw_patches if name in _PROJECTIONS else draw
         draw(name, weight, config, stack, generator)
     return weight
+
+
+def _draws_of_mixer(
+    name: str, config: ModelConfig
+) -> Callable[[Tensor, torch.Generator], None] | None:  # fmt: skip
+    """Returns the function that draws a weight of a mixer in its own way; None: it has none."""
+    place = re.fullmatch(r"(encoder|decoder)\.blocks\.(\d+)\.attention\.(.+)", name)
+    mixer = getattr(config, place[1]).mixer(int(place[2])) if place else None
+    return resolve_name(mixer.layer).draws.get(place[3]) if place and mixer else None
 
 
 def _fill_vector(name: str, weight: Tensor, stack: StackConfig) -> None:

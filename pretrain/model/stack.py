@@ -21,9 +21,9 @@ from pretrain.model.block import Block, BlockInput, BlockOutput, Memory
 from pretrain.model.further_tokens import TokenPredictors
 from pretrain.model.kv_cache import CachePlace, KVCache
 from pretrain.model.parts.attention import AttentionContext
-from pretrain.model.parts.gated_delta import prepare_documents
 from pretrain.model.parts.norm import build_norm
 from pretrain.model.parts.position import PositionedInput, RowPlace, build_position
+from pretrain.model.parts.recurrence import prepare_documents
 from pretrain.model.parts.rotary import Rotation
 from pretrain.types import AttentionMask, ModelOutput, StackRows, continuing
 
@@ -65,8 +65,8 @@ class Stack(nn.Module):
         self.max_seq_len = model.positions_of(name)
         self.causal = name == "decoder" and not model.restores
         self.windows = config.windows
-        self.has_delta = [config.has_delta(number) for number in range(config.layers)]
-        self.kernel = config.delta.kernel
+        self.without_maps = config.lacking("maps")
+        self.kernels = [config.mixer_kernel(number) for number in range(config.layers)]
         self.follows_length = config.rope_scaling is not None and config.rope_scaling.follows_length
         self.unrotated = frozenset(config.unrotated_layers)
         needs = AttentionNeeds(
@@ -203,13 +203,13 @@ class Stack(nn.Module):
             (window, table): self.backend.prepare(replace(mask, window=window), size, placed.biases[table])
             for window, table in dict.fromkeys(keys)
         }
-        documents_BS = prepare_documents(rows.documents_BT, key_documents, self.kernel, place)
-        chosen = [masks[key] for key in keys]
-        # Layers of the gated delta rule have documents in the place of a mask.
-        return [
-            documents_BS if is_delta else one
-            for one, is_delta in zip(chosen, self.has_delta, strict=True)
-        ]  # fmt: skip
+        # Mixers with a state have documents in the place of a mask.
+        documents = {
+            kernel: prepare_documents(rows.documents_BT, key_documents, kernel, place)
+            for kernel in dict.fromkeys(self.kernels) if kernel is not None
+        }  # fmt: skip
+        pairs = zip(self.kernels, keys, strict=True)
+        return [masks[key] if kernel is None else documents[kernel] for kernel, key in pairs]
 
     def _prepare_memory(self, x_BTD: Tensor, rows: StackRows, encoded: EncoderOutput | None) -> Memory | None:
         if encoded is None or self.cross_backend is None:

@@ -76,7 +76,7 @@ def width_step(config: RunConfig) -> int:
     """Returns the smallest step between widths: each of them has whole heads of the same width, and whole groups.
 
     Raises:
-        ConfigError: The model is no Transformer, or has latent attention or the gated delta rule.
+        ConfigError: The model is no Transformer, or has latent attention or other mixers.
     """
     model = config.model
     if not isinstance(model, ModelConfig):
@@ -90,9 +90,9 @@ def width_step(config: RunConfig) -> int:
             "a ladder has no rule for the widths of model.decoder.latent",
             fix="use grouped or multi-head attention",
         )
-    if any(stack.any_delta for stack in stacks):
+    if mixers := "".join(stack.lacking("widths") for stack in stacks):
         raise ConfigError(
-            "a ladder has no rule for the widths of mixers=delta",
+            f"a ladder has no rule for the widths of {mixers}",
             fix="use attention in each layer",
         )
     common = math.gcd(*(number for stack in stacks for number in (stack.heads, stack.num_kv_heads)))

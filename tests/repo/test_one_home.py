@@ -10,6 +10,7 @@ from collections.abc import Iterator
 
 from pretrain.kinds.heads import HEADS
 from pretrain.kinds.layouts import LAYOUTS
+from pretrain.kinds.mixers import MIXERS
 from pretrain.kinds.objectives import OBJECTIVES
 from pretrain.kinds.optimizers import OPTIMIZERS
 from pretrain.kinds.runtimes import RUNTIMES
@@ -21,6 +22,7 @@ REGISTRIES: dict[str, frozenset[str]] = {
     "objectives": frozenset(OBJECTIVES),
     "layouts": frozenset(LAYOUTS),
     "heads": frozenset(HEADS) - {"none"},
+    "mixers": frozenset(MIXERS),
     "optimizers": frozenset(OPTIMIZERS),
     # A RoPE scaling is called `linear` too.
     "schedules": frozenset(SCHEDULES) - {"linear"},

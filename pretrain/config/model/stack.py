@@ -1,20 +1,26 @@
 """`model.encoder`, `model.decoder` -- a stack of blocks, its positions and attention."""
 
 import math
+from collections import Counter
 from typing import Annotated, Literal
 
 from pydantic import Field
 
 from pretrain.config.base import MAX_HEADS, MAX_LAYERS, MAX_ROWS, MAX_WIDTH, OFF, Conflicts, OnResume, Section
 from pretrain.config.model.experts import ExpertsConfig
-from pretrain.config.model.gated_delta import GatedDeltaConfig
 from pretrain.config.model.rotary_scaling import RotaryScaling
+from pretrain.kinds.mixers import (
+    ATTENTION,
+    MIXERS,
+    Ability,
+    DeltaConfig,
+    Mixer,
+    MixerName,
+    MixerSection,
+)
 
 Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "relu2"]
 """Non-linearities by name."""
-
-Mixer = Literal["attention", "delta"]
-"""Layers through which tokens read those before them."""
 
 RowCount = Annotated[int, Field(ge=0, le=MAX_ROWS)]
 
@@ -48,10 +54,10 @@ class StackConfig(Section):
     """Width H of one head. None: `width / heads`."""
     latent: LatentConfig | None = None
     """Latent attention in place of projections of keys and values. None: grouped or multi-head."""
-    mixers: Annotated[list[Mixer] | None, OnResume.NEVER] = Field(default=None, min_length=1)
+    mixers: Annotated[list[MixerName] | None, OnResume.NEVER] = Field(default=None, min_length=1)
     """Mixers of the first layers, repeated over all: `attention`, or `delta`, the gated delta rule
     (Yang et al. 2024), whose cost and cache do not grow with length. None: attention in each."""
-    delta: GatedDeltaConfig = GatedDeltaConfig()
+    delta: DeltaConfig = DeltaConfig()
     """Sizes of the layers of `mixers` that are `delta`."""
     ff_width: Annotated[int, OnResume.NEVER] = Field(ge=1, le=MAX_WIDTH)
     """Hidden width F of the feed-forward layer."""
@@ -264,33 +270,34 @@ class StackConfig(Section):
             without = range(self.global_first, self.layers, self.global_every)
         return tuple(None if number in without else self.window for number in range(self.layers))
 
-    def has_delta(self, number: int) -> bool:
-        """Returns whether a layer has the gated delta rule in place of attention."""
-        return self.mixers is not None and self.mixers[number % len(self.mixers)] == "delta"
+    def mixer_name(self, number: int) -> str:
+        """Returns the name of the mixer of a layer."""
+        return ATTENTION if self.mixers is None else self.mixers[number % len(self.mixers)]
+
+    def mixer(self, number: int) -> Mixer | None:
+        """Returns the mixer of a layer in the place of attention; None: it is attention."""
+        return MIXERS.get(self.mixer_name(number))
+
+    def mixer_section(self, name: str) -> MixerSection:
+        """Returns the sizes of the layers of a mixer."""
+        section: MixerSection = getattr(self, name, None) or MIXERS[name].section()
+        return section
+
+    def mixer_kernel(self, number: int) -> int | None:
+        """Returns the tokens that a convolution of a layer reads; None: it is attention."""
+        name = self.mixer_name(number)
+        return self.mixer_section(name).kernel if name in MIXERS else None
 
     @property
-    def any_delta(self) -> bool:
-        """True if a layer has the gated delta rule."""
-        return any(self.has_delta(number) for number in range(self.layers))
+    def replaced_by(self) -> dict[str, int]:
+        """Numbers of layers of each mixer in the place of attention."""
+        names = map(self.mixer_name, range(self.layers))
+        return dict(Counter(name for name in names if name in MIXERS))
 
-    @property
-    def delta_heads(self) -> tuple[int, int]:
-        """Heads of keys and of values of the gated delta rule, with the defaults."""
-        heads = self.delta.heads or self.heads
-        return heads, self.delta.value_heads or heads
-
-    @property
-    def delta_widths(self) -> tuple[int, int]:
-        """Widths of a key and of a value of the gated delta rule, with the defaults."""
-        key = self.delta.key_width or 3 * self.width // (4 * self.delta_heads[0])
-        return key, self.delta.value_width or 2 * key
-
-    @property
-    def delta_rows(self) -> tuple[int, int, int]:
-        """Width of all queries, keys and values of the gated delta rule."""
-        heads, value_heads = self.delta_heads
-        key, value = self.delta_widths
-        return heads * key, heads * key, value_heads * value
+    def lacking(self, ability: Ability) -> str:
+        """Returns a mixer of the stack that lacks an ability, as `mixers=delta`; empty: none does."""
+        lacking = (name for name in self.replaced_by if ability not in MIXERS[name].supports)
+        return next((f"mixers={name}" for name in lacking), "")
 
     def has_experts(self, number: int) -> bool:
         """Returns whether a layer has experts."""
@@ -313,7 +320,7 @@ class StackConfig(Section):
             yield f"experts.first={self.experts.first} leaves no layer of {self.layers} with experts"
         if self.latent is not None:
             yield from self._latent_conflicts(self.latent)
-        yield from self._delta_conflicts()
+        yield from self._mixer_conflicts()
         if self.heads % self.num_kv_heads:
             yield f"heads={self.heads} must be a multiple of kv_heads={self.num_kv_heads}"
         yield from self._rotation_conflicts()
@@ -321,28 +328,25 @@ class StackConfig(Section):
         yield from self._sublayer_conflicts()
         yield from self._position_conflicts()
 
-    def _delta_conflicts(self) -> Conflicts:
+    def _mixer_conflicts(self) -> Conflicts:
         if self.mixers is not None and self.layers % len(self.mixers):
             repeats = f"mixers=[{', '.join(self.mixers)}] repeats every {len(self.mixers)} layers"
             yield (
                 f"{repeats}, which does not divide layers={self.layers}",
                 "change either, or write one mixer for each layer",
             )
-        if not self.any_delta:
-            if self.differs("delta"):
-                sizes = "delta has the sizes of mixers=delta, and no layer is one"
-                yield sizes, "set mixers, or leave it out"
-            return
-        heads, value_heads = self.delta_heads
-        if value_heads % heads:
-            yield f"delta.value_heads={value_heads} must be a multiple of delta.heads={heads}"
-        if min(self.delta_widths) < 1:
-            size = f"delta.key_width of width={self.width} and {heads} heads is 0"
-            yield size, "set delta.key_width"
-        for name in ("norm_offset", "value_residual", "value_embeddings"):
-            if value := getattr(self, name):
-                key = f"{name}={str(value).lower()}"
-                yield f"{key} does not go with mixers=delta", "leave one of them out"
+        for name in MIXERS:
+            if name not in self.replaced_by:
+                if name in StackConfig.model_fields and self.differs(name):
+                    sizes = f"{name} has the sizes of mixers={name}, and no layer is one"
+                    yield sizes, "set mixers, or leave it out"
+                continue
+            for row in self.mixer_section(name).size_conflicts(self.width, self.heads):
+                yield f"{name}.{row}" if isinstance(row, str) else (f"{name}.{row[0]}", row[1])
+        for key in ("value_residual", "value_embeddings"):
+            if (value := getattr(self, key)) and (mixers := self.lacking("values")):
+                setting = f"{key}={str(value).lower()}"
+                yield f"{setting} does not go with {mixers}", "leave one of them out"
 
     def _latent_conflicts(self, latent: LatentConfig) -> Conflicts:
         without_place = {

@@ -290,26 +290,23 @@ class ModelConfig(AnyKindConfig):
             yield f"head.kind={self.head.kind} is of texts, and input.kind=patches reads images"
         if self.head.record.scores_tokens and self.pooler:
             yield f"head.kind={self.head.kind} scores tokens, and model.pooler summarizes them", "set it to false"
-        yield from self._delta_conflicts()
+        yield from self._mixer_conflicts()
         if self.input is not None and self.last_stack.experts:
             yield "experts are balanced over tokens, and input.kind=patches reads images", "leave one out"
 
-    def _delta_conflicts(self) -> Conflicts:
-        if self.encoder is not None and self.encoder.any_delta:
-            yield (
-                "encoder.mixers: a layer of the gated delta rule reads from left to right, and an encoder both sides",
-                "use attention",
-            )
-        if self.decoder is None or not self.decoder.any_delta:
+    def _mixer_conflicts(self) -> Conflicts:
+        if self.encoder is not None and (mixers := self.encoder.lacking("both_sides")):
+            order = "reads from left to right, and an encoder both sides"
+            yield f"encoder.{mixers} {order}", "use attention"
+        if self.decoder is None:
             return
-        if self.encoder is not None:
-            need = "decoder.mixers with delta is for a decoder alone"
-            yield f"{need}, and this model has an encoder", "use attention"
-        if self.multi_token:
-            key = f"multi_token={self.multi_token}"
-            yield f"{key} was not tried with mixers=delta", "use multi_token=0"
-        if self.init != "normal":
-            yield f"init={self.init} was not tried with mixers=delta", "use init=normal"
+        if self.encoder is not None and (mixers := self.decoder.lacking("both_sides")):
+            alone = "is for a decoder alone, and this model has an encoder"
+            yield f"decoder.{mixers} {alone}", "use attention"
+        if self.multi_token and (mixers := self.decoder.lacking("multi_token")):
+            yield f"multi_token={self.multi_token} was not tried with {mixers}", "use multi_token=0"
+        if self.init != "normal" and (mixers := self.decoder.lacking("inits")):
+            yield f"init={self.init} was not tried with {mixers}", "use init=normal"
 
     def _head_conflicts(self) -> Conflicts:
         yield from self._table_conflicts()

@@ -10,53 +10,28 @@ convolution start anew at each document of a row. Not here: kernels for a GPU.
 """
 
 import math
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor, nn
-from torch.nn.functional import pad, silu, softplus
+from torch.nn.functional import silu, softplus
 
 from pretrain.config.model import StackConfig
-from pretrain.model.kv_cache import CachePlace
 from pretrain.model.parts.attention import AttentionContext, AttentionOutput
+from pretrain.model.parts.recurrence import (
+    chunk_documents,
+    draw_decay,
+    draw_ones,
+    draw_step,
+    split_chunks,
+)
+from pretrain.model.parts.short_convolution import ShortConvolution, behind_taps, draw_filter
 
 CHUNK = 64
 """Tokens that are computed at once; cost grows with it, and the number of steps falls."""
 
-OUTSIDE = -1
-"""Document of the tokens before a row, which are zeros."""
-
 NORM_EPS = 1e-6
 """Added to the squared norm of a query or a key."""
-
-DELTA_WEIGHTS = ("attention.a_log", "attention.dt_bias", "attention.convolution.weight")
-"""Ends of the names of weights that `draw_delta` draws."""
-
-
-class ShortConvolution(nn.Module):
-    """Causal convolution of each channel over the last `kernel` tokens of a document, and SiLU.
-
-    `weight` [channels, kernel] has the present token last.
-    """
-
-    def __init__(self, channels: int, kernel: int) -> None:
-        super().__init__()
-        self.weight = nn.Parameter(torch.empty(channels, kernel))
-
-    def forward(self, taps_BSC: Tensor, documents_BS: Tensor | None) -> Tensor:
-        """Mixes T tokens, behind `kernel - 1` earlier ones: [B, kernel - 1 + T, channels] to [B, T, channels]."""
-        kernel = self.weight.shape[1]
-        length = taps_BSC.shape[1] - kernel + 1
-        weight_CK = self.weight.to(taps_BSC.dtype)
-        sum_BTC = taps_BSC[:, kernel - 1 :] * weight_CK[:, -1]
-        present_BT = None if documents_BS is None else documents_BS[:, kernel - 1 :]
-        for place in range(kernel - 1):
-            earlier_BTC = taps_BSC[:, place : place + length] * weight_CK[:, place]
-            if documents_BS is not None:
-                is_same_BT = documents_BS[:, place : place + length] == present_BT
-                earlier_BTC = earlier_BTC * is_same_BT[..., None]
-            sum_BTC = sum_BTC + earlier_BTC
-        return silu(sum_BTC)
 
 
 class DeltaInput(NamedTuple):
@@ -96,7 +71,7 @@ def gated_delta_rule(
     """
     rows, length, heads, key_width = inputs.k_BTNH.shape
     chunk = min(CHUNK, length)
-    q, k, v, log_decay, strength = (_chunks(x, chunk) for x in inputs[:5])
+    q, k, v, log_decay, strength = (split_chunks(x, chunk) for x in inputs[:5])
     if state_BNKV is None:
         state_BNKV = k.new_zeros(rows, heads, key_width, v.shape[-1])
     total = log_decay.cumsum(dim=-1)  # [B, N, C, L]
@@ -105,7 +80,7 @@ def gated_delta_rule(
     writes = (total[..., -1:] - total).exp()[..., None]
     remains = total[..., -1].exp()[..., None, None]  # [B, N, C, 1, 1]
     if inputs.documents_BT is not None:
-        documents, before = _chunk_documents(inputs.documents_BT, before_B1, chunk)
+        documents, before = chunk_documents(inputs.documents_BT, before_B1, chunk)
         allowed = allowed & (documents[..., :, None] == documents[..., None, :])
         continues = documents == before
         reads = reads * continues[..., None]
@@ -129,28 +104,6 @@ def gated_delta_rule(
     return torch.cat(results, dim=2).transpose(1, 2)[:, :length], state_BNKV
 
 
-def _chunks(x_BTN: Tensor, chunk: int) -> Tensor:
-    """Returns [B, N, C, L] or [B, N, C, L, H], lengthened by zeros, which change no state."""
-    more = -x_BTN.shape[1] % chunk
-    if more:
-        x_BTN = pad(x_BTN, (0, 0) * (x_BTN.dim() - 2) + (0, more))
-    return x_BTN.transpose(1, 2).contiguous().unflatten(2, (-1, chunk))
-
-
-def _chunk_documents(
-    documents_BT: Tensor, before_B1: Tensor | None, chunk: int
-) -> tuple[Tensor, Tensor]:  # fmt: skip
-    """Returns documents of tokens, [B, 1, C, L], and of the state before each chunk, [B, 1, C, 1]."""
-    more = -documents_BT.shape[1] % chunk
-    if more:  # the last document continues, and its state with it
-        documents_BT = torch.cat((documents_BT, documents_BT[:, -1:].expand(-1, more)), dim=1)
-    documents = documents_BT.unflatten(1, (-1, chunk))
-    if before_B1 is None:
-        before_B1 = documents_BT[:, :1]
-    before = torch.cat((before_B1, documents[:, :-1, -1]), dim=1)
-    return documents[:, None], before[:, None, :, None]
-
-
 class GatedDelta(nn.Module):
     """Gated delta rule with short convolution, output gate and norm (Gated DeltaNet, 3.4).
 
@@ -160,15 +113,24 @@ class GatedDelta(nn.Module):
 
     Attributes:
         fused: Rows of each matrix of the parameters that are several.
+        draws: Initial values, as released (`Mixer`).
     """
+
+    draws: ClassVar = {
+        "a_log": draw_decay,
+        "dt_bias": draw_step,
+        "convolution.weight": draw_filter,
+        "norm.weight": draw_ones,
+    }
 
     def __init__(self, config: StackConfig) -> None:
         super().__init__()
-        self.heads, self.value_heads = config.delta_heads
-        self.key_width, self.value_width = config.delta_widths
-        self.rows = config.delta_rows
-        self.kernel = config.delta.kernel
-        self.strongest = 2.0 if config.delta.negative_eigenvalues else 1.0
+        sizes = config.delta.sizes(config.width, config.heads)
+        self.heads, self.value_heads = sizes.heads, sizes.value_heads
+        self.key_width, self.value_width = sizes.key_width, sizes.value_width
+        self.rows = sizes.rows
+        self.kernel = sizes.kernel
+        self.strongest = 2.0 if sizes.negative_eigenvalues else 1.0
         self.fused = {"qkv": self.rows, "rates": (self.value_heads,) * 2}
         values = self.rows[-1]
         self.qkv = nn.Linear(config.width, sum(self.rows), bias=False)
@@ -176,7 +138,7 @@ class GatedDelta(nn.Module):
         self.rates = nn.Linear(config.width, 2 * self.value_heads, bias=False)
         self.a_log = nn.Parameter(torch.empty(self.value_heads))
         self.dt_bias = nn.Parameter(torch.empty(self.value_heads))
-        self.norm = nn.RMSNorm(self.value_width, eps=config.delta.norm_eps)
+        self.norm = nn.RMSNorm(self.value_width, eps=sizes.norm_eps)
         self.gate = nn.Linear(config.width, values, bias=False)
         self.output = nn.Linear(values, config.width, bias=False)
 
@@ -185,13 +147,9 @@ class GatedDelta(nn.Module):
         documents_BS: Tensor | None = context.prepared
         cache = context.cache
         qkv_BTC = self.qkv(x_BTD)
-        state_BNKV = None
-        if cache is not None and cache.state is not None:
-            state_BNKV, taps_BPC = cache.state
-            taps_BSC = torch.cat((taps_BPC, qkv_BTC), dim=1)
-        else:
-            taps_BSC = pad(qkv_BTC, (0, 0, self.kernel - 1, 0))
-        mixed_BTC = self.convolution(taps_BSC, documents_BS)
+        state_BNKV = None if cache is None or cache.state is None else cache.state[0]
+        taps_BSC = behind_taps(qkv_BTC, self.kernel, cache)
+        mixed_BTC = silu(self.convolution(taps_BSC, documents_BS))
         rates_BTN = self.rates(x_BTD)
         # Sums of decays and states are exact under any precision.
         with torch.autocast(x_BTD.device.type, enabled=False):
@@ -224,37 +182,3 @@ class GatedDelta(nn.Module):
 
 def _unit(x: Tensor) -> Tensor:
     return x * (x.square().sum(dim=-1, keepdim=True) + NORM_EPS).rsqrt()
-
-
-def prepare_documents(
-    documents_BT: Tensor | None, cached_BS: Tensor | None, kernel: int, place: CachePlace
-) -> Tensor | None:
-    """Returns documents of `kernel - 1` tokens and of the T behind them, [B, kernel - 1 + T].
-
-    Args:
-        documents_BT: Documents as in `Batch`. None: a row is one.
-        cached_BS: Documents of all cached tokens, these included. None: there is no cache.
-        kernel: Tokens that a convolution reads.
-        place: Place of the tokens in the cache.
-    """
-    if documents_BT is None:
-        return None
-    if cached_BS is None:
-        return pad(documents_BT, (kernel - 1, 0), value=OUTSIDE)
-    before_P = torch.arange(1 - kernel, 0, device=documents_BT.device)
-    before_P = before_P + (place.offset if place.position_1 is None else place.position_1)
-    # Before the first token there are zeros, of any document.
-    before_BP = cached_BS.index_select(1, before_P.clamp(min=0))
-    return torch.cat((before_BP, documents_BT), dim=1)
-
-
-def draw_delta(name: str, weight: Tensor, generator: torch.Generator) -> None:
-    """Draws decays and convolution as released: A in 0 to 16, steps of 0.001 to 0.1."""
-    if name.endswith("a_log"):
-        weight.uniform_(0.0, 16.0, generator=generator).clamp_(min=1e-6).log_()
-    elif name.endswith("dt_bias"):
-        step = weight.uniform_(math.log(1e-3), math.log(1e-1), generator=generator).exp_()
-        weight.copy_(step + torch.log(-torch.expm1(-step)))  # softplus gives the step again
-    else:
-        bound = weight.shape[1] ** -0.5
-        weight.uniform_(-bound, bound, generator=generator)

@@ -236,11 +236,11 @@ def test_what_does_not_predict_further_tokens_is_refused_by_its_key(overrides, m
         (["tracking.attention.text=abc"], "tracking.attention: layers of mixers=delta have no weights to draw; remove"),
         (
             ["model.encoder={layers: 1, width: 128, heads: 4, ff_width: 8, mixers: [delta]}"],
-            "encoder.mixers: a layer of the gated delta rule reads from left to right, and an encoder both sides; use",
+            "encoder.mixers=delta reads from left to right, and an encoder both sides; use attention",
         ),
         (
             ["model.encoder={layers: 1, width: 128, heads: 4, ff_width: 8}"],
-            "decoder.mixers with delta is for a decoder alone, and this model has an encoder; use attention",
+            "decoder.mixers=delta is for a decoder alone, and this model has an encoder; use attention",
         ),
     ],
 )

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from pretrain.generation.incremental_decoder import IncrementalDecoder
-from pretrain.model.parts import gated_delta
+from pretrain.model.parts import gated_delta, recurrence
 from pretrain.model.parts.gated_delta import DeltaInput, gated_delta_rule
 from pretrain.objective.loss import sum_token_loss
 from pretrain.types import Batch
@@ -158,7 +158,7 @@ def test_documents_that_leak_are_noticed(monkeypatch, mutation):
         convolve = gated_delta.ShortConvolution.forward
         monkeypatch.setattr(gated_delta.ShortConvolution, "forward", lambda self, taps, _: convolve(self, taps, None))
     if mutation == "a token late":
-        prepare = gated_delta.prepare_documents
+        prepare = recurrence.prepare_documents
         monkeypatch.setattr("pretrain.model.stack.prepare_documents", lambda *each: late(prepare(*each)))
     assert min(difference(model, rows)) > 1e-6
 

@@ -2,8 +2,9 @@
 
 from typing import NamedTuple
 
-from pretrain.config.model.parts import attention, experts, feedforward, gated_delta, norm, values
+from pretrain.config.model.parts import attention, experts, feedforward, norm, values
 from pretrain.config.model.parts.counts import FlopCounter, Kept, MicroBatch, NamedWeight, RowTokens, Weights
+from pretrain.config.model.parts.mixers import counts_of
 from pretrain.config.model.stack import StackConfig
 
 
@@ -13,8 +14,8 @@ def weights(stack: StackConfig, name: str, number: int, *, reads_encoder: bool =
         yield NamedWeight(f"{name}.residual_mix", (2,), "attention")
     if stack.norms_attention(number):
         yield from norm.weights(stack, f"{name}.attention_norm")
-    if stack.has_delta(number):
-        yield from gated_delta.weights(stack, f"{name}.attention")
+    if mixer := stack.mixer(number):
+        yield from counts_of(mixer).weights(stack, f"{name}.attention")
     else:
         yield from attention.weights(stack, f"{name}.attention", number)
     is_sandwich = stack.norm_placement == "sandwich"
@@ -77,12 +78,13 @@ def flops(
     before = read = passed.read("attention")
     if stack.parallel is True:
         before = passed.read("feedforward")
-    mixer = f"{name}.attention"
-    if stack.has_delta(number):
-        result = gated_delta.flops(count, stack, mixer, row.tokens, read)
+    layer = f"{name}.attention"
+    if mixer := stack.mixer(number):
+        result = counts_of(mixer).flops(count, stack, layer, row.tokens, read)
         has_values = False
     else:
-        result, has_values = attention.flops(count, stack, mixer, row.tokens, pairs, read, bias, mixed)
+        read_by = (read, bias, mixed)
+        result, has_values = attention.flops(count, stack, layer, row.tokens, pairs, *read_by)
     passed.add("attention", result)
     if row.source is not None:
         passed.add("cross", attention.cross_flops(count, stack, f"{name}.cross", row, passed.read("cross")))
@@ -148,10 +150,10 @@ def _kept_feedforward(batch: MicroBatch, stack: StackConfig, number: int) -> Kep
 def kept(batch: MicroBatch, stack: StackConfig, number: int) -> BlockBytes:
     """Counts a micro-batch in a block."""
     around = _kept_around(batch, stack, normed=stack.norms_attention(number))
-    if stack.has_delta(number):
-        mixed = gated_delta.kept(batch, stack)
+    if mixer := stack.mixer(number):
+        mixed = counts_of(mixer).kept(batch, stack)
         scores = 0
-        values_copied = gated_delta.num_values(stack)
+        values_copied = counts_of(mixer).num_values(stack)
     else:
         mixed = attention.kept(batch, stack, number)
         scores = attention.score_bytes(batch, stack)

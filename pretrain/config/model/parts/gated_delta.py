@@ -10,23 +10,28 @@ from pretrain.config.model.parts.counts import (
     linear,
 )
 from pretrain.config.model.stack import StackConfig
+from pretrain.kinds.mixers.delta import DeltaSizes
 
 _CHUNK = 64
 """Tokens that are computed at once (`model/parts/gated_delta.py`)."""
 
 
+def _sizes(stack: StackConfig) -> DeltaSizes:
+    return stack.delta.sizes(stack.width, stack.heads)
+
+
 def weights(stack: StackConfig, name: str) -> Weights:
     """Yields the projections, the short convolution, decays and the norm of results."""
     group = "attention"
-    rows = stack.delta_rows
-    _, value_heads = stack.delta_heads
+    sizes = _sizes(stack)
+    rows, value_heads = sizes.rows, sizes.value_heads
     rates = (value_heads, value_heads)
     for vector in ("a_log", "dt_bias"):
         yield NamedWeight(f"{name}.{vector}", (value_heads,), group)
     yield from linear(f"{name}.qkv", stack.width, sum(rows), False, group, fused=rows)
-    yield NamedWeight(f"{name}.convolution.weight", (sum(rows), stack.delta.kernel), group)
+    yield NamedWeight(f"{name}.convolution.weight", (sum(rows), sizes.kernel), group)
     yield from linear(f"{name}.rates", stack.width, sum(rates), False, group, fused=rates)
-    yield NamedWeight(f"{name}.norm.weight", (stack.delta_widths[1],), "norm")
+    yield NamedWeight(f"{name}.norm.weight", (sizes.value_width,), "norm")
     yield from linear(f"{name}.gate", stack.width, rows[-1], False, group)
     yield from linear(f"{name}.output", rows[-1], stack.width, False, group)
 
@@ -42,8 +47,8 @@ def flops(count: FlopCounter, stack: StackConfig, name: str, tokens: int, reads:
     mixed = count.linear(f"{name}.qkv", tokens, reads) or count.has(f"{name}.convolution.weight")
     rates = count.linear(f"{name}.rates", tokens, reads)
     rates = rates or count.has(f"{name}.a_log", f"{name}.dt_bias")
-    _, heads = stack.delta_heads
-    key, value = stack.delta_widths
+    sizes = _sizes(stack)
+    heads, key, value = sizes.value_heads, sizes.key_width, sizes.value_width
     chunks, chunk = _chunks(tokens)
     pairs = heads * chunks * chunk * chunk
     made = mixed or rates
@@ -63,10 +68,10 @@ def flops(count: FlopCounter, stack: StackConfig, name: str, tokens: int, reads:
 def kept(batch: MicroBatch, stack: StackConfig) -> Kept:
     """Counts a token; the rule is in fp32 at least, and keeps the state before each chunk."""
     exact = max(4, batch.compute)
-    heads, value_heads = stack.delta_heads
-    key, value = stack.delta_widths
-    rows, results = sum(stack.delta_rows), value_heads * value
-    taps = rows * (batch.length + stack.delta.kernel - 1) // batch.length
+    sizes = _sizes(stack)
+    heads, value_heads, key, value = sizes[:4]
+    rows, results = sum(sizes.rows), value_heads * value
+    taps = rows * (batch.length + sizes.kernel - 1) // batch.length
     chunks, chunk = _chunks(batch.length)
     states = value_heads * key * value // chunk
     # Before and after the convolution and SiLU; norms of queries and keys; decays and strengths.
@@ -85,6 +90,10 @@ def kept(batch: MicroBatch, stack: StackConfig) -> Kept:
 
 def num_values(stack: StackConfig) -> int:
     """Returns the values of a layer's projections, of which autocast makes copies."""
-    _, value_heads = stack.delta_heads
-    results = stack.delta_rows[-1]
-    return stack.width * (sum(stack.delta_rows) + 2 * value_heads + 2 * results)
+    sizes = _sizes(stack)
+    return stack.width * (sum(sizes.rows) + 2 * sizes.value_heads + 2 * sizes.rows[-1])
+
+
+def widest(stack: StackConfig) -> int:
+    """Returns the columns of queries, keys and values."""
+    return sum(_sizes(stack).rows)

@@ -13,8 +13,10 @@ from pretrain.config.model.parts import (
 )
 from pretrain.config.model.parts.block import BlockBytes
 from pretrain.config.model.parts.counts import FlopCounter, MicroBatch, NamedWeight, RowTokens, Weights, linear
+from pretrain.config.model.parts.mixers import counts_of
 from pretrain.config.model.stack import StackConfig, predictor_number
 from pretrain.config.model.transformer import ModelConfig
+from pretrain.kinds.mixers import MIXERS
 
 
 class StackCounts:
@@ -109,8 +111,8 @@ class StackCounts:
         often = stack.experts.top_k if stack.experts else 1
         inside = feedforward.kept_inside(batch, stack, stack.expert_width)
         widths = [often * inside.products // batch.tiles, attention.projected(batch, stack)]
-        if stack.any_delta:
-            widths.append(sum(stack.delta_rows) * batch.compute)
+        columns = [counts_of(MIXERS[name]).widest(stack) for name in stack.replaced_by]
+        widths += [batch.compute * number for number in columns]
         return max(widths) * batch.tokens
 
     def ends(self, batch: MicroBatch) -> int:
