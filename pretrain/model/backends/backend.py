@@ -8,7 +8,6 @@ find_segments  rectangles of documents and padding, outside of which nothing is 
 
 import functools
 import operator
-from collections.abc import Iterator
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from itertools import pairwise
@@ -396,14 +395,13 @@ def find_segments(mask: AttentionMask, size: MaskSize) -> tuple[Segment, ...] | 
     return tuple(segments)
 
 
-def _cut_padding(row: range, run: range, seen: range, length: int) -> Iterator[Segment]:
-    """Yields a run of queries without its padding, and the padding, which sees nothing."""
+def _cut_padding(row: range, run: range, seen: range, length: int) -> list[Segment]:
+    """Returns a run of queries without its padding, and the padding, which sees nothing."""
+    if run.stop <= length:
+        return [Segment(row, run, seen)]
     real = _clip(run, length)
-    padding = range(real.stop, run.stop)
-    if real:
-        yield Segment(row, real, seen)
-    if padding:
-        yield Segment(row, padding, range(seen.stop, seen.stop))
+    padding = Segment(row, range(real.stop, run.stop), range(seen.stop, seen.stop))
+    return [Segment(row, real, seen), padding] if real else [padding]
 
 
 def document_runs(documents_BT: Tensor) -> list[dict[int, range]] | None:
@@ -424,4 +422,4 @@ def document_runs(documents_BT: Tensor) -> list[dict[int, range]] | None:
 
 
 def _clip(run: range, length: int) -> range:
-    return range(run.start, max(run.start, min(run.stop, length)))
+    return run if run.stop <= length else range(run.start, max(run.start, length))

@@ -2,7 +2,8 @@
 
     prepare   causal or full                      -> is_causal of the kernel, or no mask
               decoding                            -> a mask of a few queries
-              CPU: documents, padding             -> segments, one call each; a mask, if short
+              CPU: documents, padding             -> segments, one call each
+              CPU: neighbouring short documents   -> one call with a mask; all rows, if they are short
               CPU: window, prefix, cut documents  -> tiles of queries, recomputed in the backward
               CUDA: all of these                  -> a boolean mask, made once a forward
               a bias, a cap of scores             -> tiles
@@ -10,10 +11,11 @@
 
 Memory is linear in length, except for masks on CUDA that need a tensor: `flex` and `varlen` serve
 those better. Calling the kernel for each document of a packed row skips the pairs that a mask would
-discard: on a CPU it is faster than a mask, unless rows hold many documents as short as sentences.
+discard: on a CPU it is faster than a mask, unless documents are as short as sentences.
 """
 
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import cache
@@ -54,6 +56,9 @@ BLOCK = 128
 CALL_PAIRS = 5000
 """Pairs of a query and a key that cost a CPU as much as beginning a call: 0.17 ms, 4 heads."""
 
+Part = tuple[Segment, AttentionMask]
+"""A segment and the mask that applies within it."""
+
 CUDNN_SHAPES = 4
 """Shapes of calls of the cuDNN kernel, which are planned for a second each: those of full training
 and evaluation rows. Shapes beyond come from rows that are cropped to their tokens."""
@@ -77,25 +82,27 @@ class OneCall:
 class Calls:
     """One call for each segment: rows are concatenated, and cut into pieces of queries and keys.
 
-    Lengths sum to B x T and B x S. Queries of piece i see the keys of piece `key_pieces[i]`, or
-    nothing.
+    Lengths sum to B x T and B x S. Queries of piece i see the keys of piece `key_pieces[i]`, all or
+    those of a mask of their own, or nothing.
     """
 
     query_lengths: tuple[int, ...]
     key_lengths: tuple[int, ...]
     key_pieces: tuple[int | None, ...]
     is_causal: tuple[bool, ...]
+    allowed: tuple[Tensor | None, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Blocks:
     """One call for each tile of queries and the keys in their reach, with a mask and a bias.
 
-    A query in no tile sees nothing. `capped`: the formula, for the kernel has no cap of scores.
+    A query in no tile sees nothing. `masks` has one for each tile. `capped`: the formula, for the
+    kernel has no cap of scores.
     """
 
     tiles: tuple[Segment, ...]
-    mask: AttentionMask
+    masks: tuple[AttentionMask, ...]
     num_queries: int
     bias: DistanceBias | None
     capped: EagerAttention | None = None
@@ -131,7 +138,7 @@ class SdpaAttention:
         """Plans the cheapest calls for a mask; on a CPU it reads documents and lengths."""
         whole = whole_of(size)
         if self._capped is not None:
-            return _planned(blocks=plan_blocks((whole,), mask, size.queries, bias, self._capped))
+            return _planned(blocks=plan_blocks([(whole, mask)], size.queries, bias, self._capped))
         if size.queries == 1 or (mask.query_offset > 0 and size.queries <= BLOCK):
             return _planned(_dense_call(mask, whole, size.device, bias))
         if size.device.type == "cpu":
@@ -166,7 +173,7 @@ class SdpaAttention:
     def _prepare_gpu(self, mask: AttentionMask, size: MaskSize, bias: DistanceBias | None) -> SdpaMask:
         whole = whole_of(size)
         if bias is not None:
-            return _planned(blocks=plan_blocks((whole,), mask, size.queries, bias))
+            return _planned(blocks=plan_blocks([(whole, mask)], size.queries, bias))
         if not needs_no_mask(mask, size):
             return _planned(_dense_call(mask, whole, size.device, None))
         shape = (size.rows, size.queries, size.keys)
@@ -191,17 +198,42 @@ def _prepare_cpu(mask: AttentionMask, size: MaskSize, bias: DistanceBias | None)
     whole = whole_of(size)
     segments = find_segments(mask, size)
     if segments is None:
-        return _planned(blocks=plan_blocks((whole,), mask, queries, bias))
+        return _planned(blocks=plan_blocks([(whole, mask)], queries, bias))
     inner = replace(mask, documents_BT=None, key_documents_BS=None, key_lengths_B=None)
-    blocks = plan_blocks(segments, inner, queries, bias)
-    if bias is not None or not all(is_plain(inner, part) for part in segments if part.keys):
+    parts = join_short(segments, mask, inner)
+    blocks = plan_blocks(parts, queries, bias)
+    apart = [segment for segment, applied in parts if segment.keys and applied is inner]
+    if bias is not None or not all(is_plain(inner, segment) for segment in apart):
         return _planned(blocks=blocks)
     if segments == (whole,):
         return _planned(OneCall(is_causal=hides_future(inner, whole)), blocks)
-    by_calls = sum(CALL_PAIRS + len(part.queries) * len(part.keys) for part in segments)
+    by_calls = sum(CALL_PAIRS + len(part.queries) * len(part.keys) for part, _ in parts)
     if rows * queries * keys < by_calls:
         return _planned(_dense_call(mask, whole, size.device, None), blocks)
-    return _planned(plan_calls(segments, inner, rows=rows, keys=keys), blocks)
+    return _planned(plan_calls(parts, inner, size), blocks)
+
+
+def join_short(segments: tuple[Segment, ...], mask: AttentionMask, inner: AttentionMask) -> list[Part]:
+    """Joins neighbouring documents of a row while the pairs of all cost no more than beginning a call.
+
+    Args:
+        segments: One for each document, to which `inner` applies.
+        mask: The declared mask, which applies to joined ones.
+        inner: The declared mask without documents and lengths.
+    """
+    at_most = math.isqrt(CALL_PAIRS)
+    parts: list[Part] = []
+    for segment in segments:
+        if parts and segment.keys:
+            (row, queries, keys), _ = parts[-1]
+            adjacent = row.start == segment.rows.start and keys and keys.stop == segment.keys.start
+            length = max(segment.queries.stop - queries.start, segment.keys.stop - keys.start)
+            if adjacent and length <= at_most:
+                queries, keys = range(queries.start, segment.queries.stop), range(keys.start, segment.keys.stop)
+                parts[-1] = (Segment(row, queries, keys), mask)
+                continue
+        parts.append((segment, inner))
+    return parts
 
 
 def _dense_call(mask: AttentionMask, whole: Segment, device: torch.device, bias: DistanceBias | None) -> OneCall:
@@ -220,34 +252,42 @@ def _dense_call(mask: AttentionMask, whole: Segment, device: torch.device, bias:
     return OneCall(keys=reached, allowed=allowed, blind=blind)
 
 
-def plan_calls(segments: tuple[Segment, ...], mask: AttentionMask, *, rows: int, keys: int) -> Calls:
-    """Plans one call for each segment; none of them needs a mask tensor."""
+def plan_calls(parts: list[Part], inner: AttentionMask, size: MaskSize) -> Calls:
+    """Plans one call for each part; those to which `inner` applies need no mask tensor."""
+    segments = [segment for segment, _ in parts]
     spans = []
     for segment in segments:
-        first = segment.rows.start * keys
+        first = segment.rows.start * size.keys
         spans.append((first + segment.keys.start, first + segment.keys.stop))
-    cuts = sorted({0, rows * keys}.union(*spans))
+    cuts = sorted({0, size.rows * size.keys}.union(*spans))
     piece_at = {start: number for number, start in enumerate(cuts[:-1])}
     return Calls(
         query_lengths=tuple(len(segment.queries) for segment in segments),
         key_lengths=tuple(end - start for start, end in pairwise(cuts)),
         key_pieces=tuple(piece_at[start] if end > start else None for start, end in spans),
-        is_causal=tuple(hides_future(mask, segment) for segment in segments),
+        is_causal=tuple(mask is inner and hides_future(inner, segment) for segment, mask in parts),
+        allowed=tuple(None if mask is inner else _mask_of(segment, mask, size.device) for segment, mask in parts),
     )
 
 
+def _mask_of(tile: Segment, mask: AttentionMask, device: torch.device) -> Tensor | None:
+    rows = slice(tile.rows.start, tile.rows.stop)
+    return dense_mask(mask, queries=tile.queries, keys=tile.keys, device=device, rows=rows)
+
+
 def plan_blocks(
-    segments: tuple[Segment, ...], mask: AttentionMask, num_queries: int, bias: DistanceBias | None,
-    capped: EagerAttention | None = None,
-) -> Blocks:  # fmt: skip
+    parts: Iterable[Part], num_queries: int, bias: DistanceBias | None, capped: EagerAttention | None = None
+) -> Blocks:
     """Cuts segments into tiles, without the keys out of reach by `causal` and `window`."""
     tiles = []
-    for rows, queries, keys in segments:
+    masks = []
+    for (rows, queries, keys), mask in parts:
         for start in range(queries.start, queries.stop, BLOCK):
             tile = Segment(rows, range(start, min(start + BLOCK, queries.stop)), keys)
             if reached := reachable_keys(mask, tile):
                 tiles.append(tile._replace(keys=reached))
-    return Blocks(tuple(tiles), mask, num_queries, bias, capped)
+                masks.append(mask)
+    return Blocks(tuple(tiles), tuple(masks), num_queries, bias, capped)
 
 
 def _attend_parts(
@@ -263,12 +303,13 @@ def _attend_parts(
     q_pieces = q_BTNH.flatten(0, 1).split(plan.query_lengths)
     k_pieces, v_pieces = (x.flatten(0, 1).split(plan.key_lengths) for x in (k_BSKH, v_BSKH))
     mixed = []
-    for q, piece, is_causal in zip(q_pieces, plan.key_pieces, plan.is_causal, strict=True):
+    calls = zip(q_pieces, plan.key_pieces, plan.is_causal, plan.allowed, strict=True)
+    for q, piece, is_causal, allowed in calls:
         if piece is None:
             mixed.append(torch.zeros_like(q))
         else:
             inputs = (q[None], k_pieces[piece][None], v_pieces[piece][None])
-            result = call_kernel(*inputs, is_causal=is_causal, scale=scale, sinks_N=sinks_N)
+            result = call_kernel(*inputs, allowed=allowed, is_causal=is_causal, scale=scale, sinks_N=sinks_N)
             mixed.append(result[0])
     return torch.cat(mixed).view(q_BTNH.shape)
 
@@ -320,9 +361,9 @@ class _BlockAttention(torch.autograd.Function):
         # With dropout, torch must pick the kernel of the backward pass: another kernel would drop
         # other weights. On a CPU only one kernel has dropout.
         with torch.set_grad_enabled(bool(dropout) and device.type != "cpu"):
-            for tile in blocks.tiles:
+            for tile, mask in zip(blocks.tiles, blocks.masks, strict=True):
                 part = inputs.of_tile(tile, blocks.num_queries).leaves()
-                mixed = _attend_tile(tile, part, blocks, dropout, scale)
+                mixed = _attend_tile(tile, mask, part, blocks, dropout, scale)
                 _rows_of(mixed_BTNH, tile)[:] = mixed.detach()
         return mixed_BTNH
 
@@ -333,10 +374,10 @@ class _BlockAttention(torch.autograd.Function):
         blocks = ctx.blocks
         sums = Inputs(*(None if x is None else _zeros_to_add_to(x) for x in inputs))
         with _random_state_of(ctx.random_state, grad_BTNH.device):
-            for tile in blocks.tiles:
+            for tile, mask in zip(blocks.tiles, blocks.masks, strict=True):
                 part = inputs.of_tile(tile, blocks.num_queries).leaves()
                 with torch.enable_grad():
-                    mixed = _attend_tile(tile, part, blocks, ctx.dropout, ctx.scale)
+                    mixed = _attend_tile(tile, mask, part, blocks, ctx.dropout, ctx.scale)
                 grads = torch.autograd.grad(mixed, [x for x in part if x is not None], _rows_of(grad_BTNH, tile))
                 totals = [x for x in sums.of_tile(tile, blocks.num_queries) if x is not None]
                 for total, gradient in zip(totals, grads, strict=True):
@@ -354,10 +395,11 @@ def _zeros_to_add_to(x: Tensor) -> Tensor:
     return torch.zeros(x.shape, dtype=torch.promote_types(x.dtype, torch.float32), device=x.device)
 
 
-def _attend_tile(tile: Segment, part: Inputs, plan: Blocks, dropout: float, scale: float | None) -> Tensor:
+def _attend_tile(
+    tile: Segment, mask: AttentionMask, part: Inputs, plan: Blocks, dropout: float, scale: float | None
+) -> Tensor:
     q_BTNH, k_BSKH, v_BSKH, values_NR, sinks_N = part
-    rows = slice(tile.rows.start, tile.rows.stop)
-    allowed = dense_mask(plan.mask, queries=tile.queries, keys=tile.keys, device=q_BTNH.device, rows=rows)
+    allowed = _mask_of(tile, mask, q_BTNH.device)
     bias_NTS = None
     if values_NR is not None:
         # Values of the tile: distances count from its own first key and last query.

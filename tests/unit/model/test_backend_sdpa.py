@@ -8,7 +8,7 @@ from torch.utils.checkpoint import checkpoint
 
 from pretrain.model import backends
 from pretrain.model.backends import backend as backend_module
-from pretrain.model.backends.backend import MaskSize, document_runs, find_segments
+from pretrain.model.backends.backend import DistanceBias, MaskSize, document_runs, find_segments
 from pretrain.model.backends.sdpa import Calls, OneCall, SdpaAttention
 from pretrain.types import AttentionMask
 from tests.unit.model.masks import CPU, INTERLEAVED, LENGTHS, MASKS, NEEDS, RUNS, attend, inputs
@@ -49,11 +49,37 @@ def test_no_mask_of_all_pairs_is_made_but_for_the_queries_of_a_step(name, monkey
         assert queries == 1 or mask.query_offset > 0
 
 
-@pytest.mark.parametrize(("length", "is_masked"), [(12, True), (64, False)])
-def test_documents_share_a_mask_where_a_call_each_would_take_longer(length, is_masked):
-    mask = AttentionMask(causal=True, documents_BT=(torch.arange(256) // length).expand(2, -1))
+def rows_of_documents(length, queries):
+    return AttentionMask(causal=True, documents_BT=(torch.arange(queries) // length).expand(2, -1))
+
+
+@pytest.mark.parametrize(
+    ("length", "lengths"),
+    # CALL_PAIRS is about 70 x 70 pairs.
+    [(2, (70, 70, 70, 46)), (12, (60, 60, 60, 60, 16)), (36, (36,) * 6 + (40,)), (64, (64,) * 4)],
+)
+def test_neighbouring_short_documents_share_a_call(length, lengths):
+    mask = rows_of_documents(length, 256)
     direct = SdpaAttention(NEEDS).prepare(mask, MaskSize(2, 256, 256, CPU)).direct
-    assert isinstance(direct, OneCall if is_masked else Calls)
+    assert isinstance(direct, Calls)
+    assert direct.query_lengths == direct.key_lengths == lengths * 2
+    assert [allowed is not None for allowed in direct.allowed] == [size > length for size in lengths] * 2
+    q, k, v, *_ = inputs(256, 256, rows=2)
+    torch.testing.assert_close(attend("sdpa", mask, q, k, v), attend("eager", mask, q, k, v), rtol=1e-12, atol=1e-12)
+
+
+def test_short_documents_with_a_bias_share_a_tile():
+    mask, values = rows_of_documents(2, 256), inputs(256, 256)[4]
+    blocks = SdpaAttention(NEEDS).prepare(mask, MaskSize(2, 256, 256, CPU), DistanceBias(values)).blocks
+    assert [len(tile.queries) for tile in blocks.tiles] == [70, 70, 70, 46] * 2
+    q, k, v, *_ = inputs(256, 256, rows=2)
+    mixed, expected = (attend(name, mask, q, k, v, values) for name in ("sdpa", "eager"))
+    torch.testing.assert_close(mixed, expected, rtol=1e-12, atol=1e-12)
+
+
+def test_short_rows_of_short_documents_share_a_mask():
+    direct = SdpaAttention(NEEDS).prepare(rows_of_documents(4, 128), MaskSize(2, 128, 128, CPU)).direct
+    assert isinstance(direct, OneCall) and direct.allowed is not None
 
 
 def test_rows_of_one_document_each_are_one_call():
