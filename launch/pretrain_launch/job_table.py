@@ -10,6 +10,8 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from pretrain.run.folder import RECOVERY
+from pretrain.run.recovery import describe_recovery
 from pretrain.utils.log import printable
 from pretrain.utils.units import clock_time, count, span
 from pretrain_launch.runs import RunFacts, effective
@@ -92,6 +94,8 @@ def show_run(run: RunFacts, console: Console) -> None:
         ended = start["reason"]
         if start["exit_code"] is None and not start["is_at_work"]:
             ended = "without a word: killed, node lost, or disk full"
+        if recovery := describe_recovery(start[RECOVERY]):
+            console.print(printable(f"start {number}: {recovery}"), markup=False)
         if ended:
             console.print(printable(f"start {number}: {'refused: ' * start['is_refused']}{ended}"), markup=False)
 
@@ -111,6 +115,8 @@ def _progress_rows(run: RunFacts) -> Iterator[tuple[str, str | Text]]:
         yield "loss", f"{_loss(run)}{speed}"
     if run.checkpoint_step is not None:
         yield "checkpoint", f"step {run.checkpoint_step}, {span(run.checkpoint_age_s or 0)} ago"
+    if run.recoveries:
+        yield "recoveries", f"{run.recoveries} without a restart"
     if run.best is not None:
         yield "best", f"step {run.best['step']}, {run.best['metric']} {run.best['value']:.4f}"
 

@@ -2,6 +2,7 @@
 
     start N ranks  ->  wait  ->  a signal to the launcher: passed on; ranks commit and exit 75
                              ->  a failed rank: its peers may fail too, then SIGTERM, then SIGKILL
+                             ->  a lost rank under `run.recover`: all are replaced (worlds.py)
                              ->  a rank that was stopped alone: SIGTERM for its peers, after a while
     exit code: that of the rank that failed first (128 + signal if it was killed), else 75, else 0
 
@@ -14,9 +15,11 @@ import contextlib
 import gc
 import os
 import signal
+import socket
 import subprocess
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
@@ -28,11 +31,13 @@ import psutil
 
 from pretrain.errors import EXIT_HANG, EXIT_RESUME_ME
 from pretrain.run.folder import RunDir
+from pretrain.run.worlds import Worlds
 from pretrain.utils.forked import ForkedRank, fork_rank, is_safe_to_fork, open_files
 from pretrain.utils.io import disk_error, make_dir
 from pretrain.utils.log import printable
 from pretrain.utils.net import reserved_port
 from pretrain.utils.process import die_with
+from pretrain.utils.units import plural
 from pretrain_launch.exits import describe_failure, find_cause, job_code, note_outcome, read_end, reason_of
 from pretrain_launch.modes import Meeting, rank_variables
 
@@ -45,6 +50,11 @@ HANG_SETTLE_S = 20.0
 stopped one cannot, and is killed at once."""
 STOPPED_GRACE_S = 25.0
 """After a stop: rank 0 may wait 20 s for wandb; a signal then ends it with the same exit code."""
+MAIN_GRACE_S = 5.0
+"""Before a recovery: rank 0, whose collectives fail, hands its last rows to the trackers."""
+LOOK_POLLS, FROZEN_LOOKS = 20, 5
+"""Polls from one look for stopped ranks to the next, and looks in a row that make one a lost one: 5 s,
+in which this process was not stopped itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,6 +156,7 @@ def _prepare_rank(launcher: int) -> None:
 
 
 RankProcess = subprocess.Popen[bytes] | ForkedRank
+_Cause = tuple[int, int] | None
 
 
 class RankProgram:
@@ -179,22 +190,30 @@ class RankProgram:
 class _Ranks:
     """The processes of one job."""
 
-    def __init__(self, logs: Path, place: NodePlace) -> None:
+    def __init__(self, logs: Path, place: NodePlace, worlds: Worlds | None, signals: list[int]) -> None:
         self.logs = logs
         self.place = place
+        self._worlds = worlds
         self._stem = "rank-" if place.rank == 0 else f"node-{place.rank:05d}-rank-"
         self.processes: list[RankProcess] = []
         self.ended: dict[int, int] = {}  # codes of ranks in the order of their ends
         self.excused: set[int] = set()  # ranks that this process has ended: their codes say nothing
-        self.signals: list[int] = []  # signals to this process that the ranks have not got yet
+        self._signals = signals  # those to this process that the ranks have not got yet
+        self._was_asked = False
+        self._num_polls = 0
+        self._seen_stopped: Counter[int] = Counter()  # looks in a row that have seen a rank stopped
+        self.lost_at: float | None = None  # when a rank was lost that another world may replace
 
-    def start(self, program: RankProgram, world_size: int, port: int, janitor: Janitor) -> None:
-        """Starts every rank. Raises: DiskError if a log file cannot be opened."""
+    def start(self, program: RankProgram, places: Sequence[int], port: int, janitor: Janitor) -> None:
+        """Starts a rank at each place. Raises: DiskError if a log file cannot be opened."""
         make_dir(self.logs)
-        for rank in range(world_size):
+        for rank, local_rank in enumerate(places):
             with contextlib.ExitStack() as stack:
                 output = None if rank == 0 else stack.enter_context(self._open_output(rank))
-                environment = rank_environment(os.environ, rank, world_size, port, place=self.place)
+                environment = rank_environment(os.environ, rank, len(places), port, place=self.place)
+                environment["LOCAL_RANK"] = str(local_rank)
+                if self._worlds is not None:
+                    environment |= self._worlds.recovery.variable()
                 process = program.start(environment, output)
             self.processes.append(process)
             janitor.watch(process.pid)
@@ -222,18 +241,18 @@ class _Ranks:
         for process in self.processes:
             end_group(process.pid)
 
-    def wait(self) -> tuple[tuple[int, int] | None, int]:
+    def wait(self) -> tuple[_Cause, int]:
         """Waits for all ranks; returns rank and code of the cause, and the job's exit code."""
         plan: list[tuple[float, int]] = []
         is_failing = is_hung = False
         while len(self.ended) < len(self.processes):
-            while self.signals:
-                self.send(self.signals.pop(0))
+            self._pass_on()
+            self._kill_frozen()
             if self._collect() and not is_failing:
                 cause = find_cause(self.ended)
                 is_failing, is_hung = cause is not None, cause is not None and cause[1] == EXIT_HANG
                 plan = self._plan_end() if is_failing or not plan else plan
-            if is_hung:
+            if is_hung or self.lost_at is not None:
                 self._excuse(signal.SIGKILL, [rank for rank in self._running() if self._is_stopped(rank)])
             if plan and time.monotonic() > plan[0][0]:
                 self._excuse(plan.pop(0)[1], self._running())
@@ -242,19 +261,34 @@ class _Ranks:
         cause = find_cause(counted)
         return cause, job_code(cause, counted)
 
+    def _pass_on(self) -> None:
+        """Sends the ranks the signals that have come."""
+        while self._signals:
+            self._was_asked = True
+            self.send(self._signals.pop(0))
+
     def report(self, cause: tuple[int, int]) -> None:
         """Prints the failure and the last lines of a rank, unless rank 0 has on the terminal."""
         rank, code = cause
         if code >= 0 and code == self.ended.get(0):
             return
-        print(f"launch: {describe_failure(rank, code)}", file=sys.stderr)
+        print(f"launch: {self.describe(cause)}", file=sys.stderr)
         if rank and (lines := read_end(self.output(rank))):
             print(f"launch: the end of {self.output(rank)}:", file=sys.stderr)
             print("\n".join("  " + printable(line, keep="\t") for line in lines), file=sys.stderr)
 
-    def note(self, run: RunDir, cause: tuple[int, int] | None, code: int) -> None:
+    def describe(self, cause: tuple[int, int]) -> str:
+        """Returns one line on the rank that caused the end."""
+        if self._is_frozen(cause[0]):
+            return f"rank {cause[0]} on {socket.gethostname()} was stopped, and killed as a lost one"
+        return describe_failure(*cause)
+
+    def note(self, run: RunDir, cause: _Cause, code: int) -> None:
         """Writes the end of the attempt into run.json if rank 0 has not."""
-        reason = reason_of(cause, self.output(cause[0])) if cause else "stopped before the first step"
+        reason = "stopped before the first step"
+        if cause is not None:
+            is_frozen = self._is_frozen(cause[0])
+            reason = self.describe(cause) if is_frozen else reason_of(cause, self.output(cause[0]))
         # Rank 0 may know only that it has lost a rank, and says so with a code of its own.
         is_known = cause is None or code == self.ended.get(0)
         note_outcome(run, self.processes[0].pid, code, reason, is_known=is_known)
@@ -272,6 +306,26 @@ class _Ranks:
         for rank in ranks:
             self.processes[rank].send_signal(number)
 
+    def _may_follow(self, code: int) -> bool:
+        """Returns whether other ranks may take the places of these, after the end of one with `code`."""
+        is_asked = self._was_asked or EXIT_RESUME_ME in self.ended.values()
+        if self._worlds is None or is_asked:
+            return False
+        return self._worlds.may_follow(code, self.processes[0].pid)
+
+    def _is_frozen(self, rank: int) -> bool:
+        return self._seen_stopped[rank] >= FROZEN_LOOKS
+
+    def _kill_frozen(self) -> None:
+        """Kills the ranks that have been stopped for a while."""
+        self._num_polls += 1
+        if self._worlds is None or self._num_polls % LOOK_POLLS:
+            return
+        for rank in self._running():
+            self._seen_stopped[rank] = self._seen_stopped[rank] + 1 if self._is_stopped(rank) else 0
+            if self._is_frozen(rank):
+                self.processes[rank].send_signal(signal.SIGKILL)
+
     def _collect(self) -> bool:
         """Notes the ranks that have ended since; returns whether there are any."""
         num_known = len(self.ended)
@@ -287,6 +341,10 @@ class _Ranks:
         if cause is None:
             is_stopped = EXIT_RESUME_ME in self.ended.values()
             return [(now + STOPPED_GRACE_S, signal.SIGTERM)] if is_stopped else []
+        if self._may_follow(cause[1]):
+            self.lost_at = time.monotonic()
+            self._excuse(signal.SIGKILL, [rank for rank in self._running() if rank])
+            return [(now + MAIN_GRACE_S, signal.SIGKILL)]
         if cause[1] == EXIT_HANG:
             return [(now + HANG_SETTLE_S, signal.SIGKILL)]
         # Most failures are those of all ranks (bad data, a full disk): each may print it.
@@ -347,30 +405,49 @@ def launch_local(
     logs: Path,
     place: NodePlace = ALONE,
     main: Callable[[], int] | None = None,
+    worlds: Worlds | None = None,
 ) -> int:
     """Trains `config`, already checked, on processes of this machine; returns the job's exit code.
 
     With several nodes `port` is one of node 0, and every node runs this with its own place. `main`
-    trains `config` as a rank in a fork of this process; None: ranks are programs.
+    trains `config` as a rank in a fork of this process; None: ranks are programs. `worlds` decides
+    on recoveries; None: a lost rank ends the job.
 
     Raises:
         LaunchError: The port is in use.
         DiskError: A log file cannot be written.
     """
     program = RankProgram(rank_command(config, overrides), main)
-    ranks = _Ranks(logs, place)
+    signals: list[int] = []
+    with _noting_signals(signals):
+        places = list(range(num_ranks))
+        while True:
+            ranks = _Ranks(logs, place, worlds, signals)
+            cause, code = _live(ranks, program, places, port)
+            if worlds is None or cause is None or ranks.lost_at is None:
+                return code
+            places = worlds.follow(places, cause[0], ranks.describe(cause), ranks.lost_at)
+            if not places:
+                print("launch: no smaller number of ranks fits the config", file=sys.stderr)
+                return code
+            said = f"launch: recovery {worlds.recovery.number}, {plural(len(places), 'rank')}"
+            print(said, file=sys.stderr)
+
+
+def _live(ranks: _Ranks, program: RankProgram, places: Sequence[int], port: int | None) -> tuple[_Cause, int]:
+    """Starts ranks and waits for their end; returns rank and code of the cause, and the job's code."""
     janitor = Janitor()
     # The port of a run on several nodes is one of node 0, and its ranks wait for it.
-    reserving = reserved_port(port) if place.nodes == 1 else contextlib.nullcontext(port or 0)
-    with reserving as chosen, _noting_signals(ranks.signals):
+    reserving = reserved_port(port) if ranks.place.nodes == 1 else contextlib.nullcontext(port or 0)
+    with reserving as chosen:
         try:
-            ranks.start(program, num_ranks, chosen, janitor)
+            ranks.start(program, places, chosen, janitor)
             cause, code = ranks.wait()
             if cause is not None:
                 ranks.report(cause)
-            if place.rank == 0:
-                ranks.note(RunDir(logs.parent), cause, code)
-            return code
+            if ranks.place.rank == 0:
+                ranks.note(RunDir(ranks.logs.parent), cause, code)
+            return cause, code
         finally:
             ranks.end()
             janitor.dismiss()

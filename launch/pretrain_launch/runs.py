@@ -21,7 +21,7 @@ from typing import Any
 
 from pretrain.config.yaml_nodes import read_yaml
 from pretrain.errors import EXIT_DATA, EXIT_LOCKED, EXIT_OK, EXIT_RESUME_ME, EXIT_USAGE, EXITS_INTERRUPTED, ConfigError
-from pretrain.run.folder import RunDir
+from pretrain.run.folder import RECOVERY, RunDir
 from pretrain.run.owner import Owner, live_owner
 from pretrain.utils.safe_read import check_fields, open_file, parse_json, read_json
 from pretrain_launch.journal import job_of, jobs_without_work, mark_of_cancel, read_journal
@@ -34,7 +34,7 @@ _FAILURES = {"FAILED", "NODE_FAIL", "BOOT_FAIL", "TIMEOUT", "OUT_OF_MEMORY", "PR
 _INTERRUPTED = (EXIT_RESUME_ME, *EXITS_INTERRUPTED)
 _ENDING = ("ended", "exit_code", "reason")
 _START: dict[str, Any] = {
-    **dict.fromkeys(("job", "restart", "nodes", "world_size", "from_step", "started", *_ENDING)),
+    **dict.fromkeys(("job", "restart", "nodes", "world_size", "from_step", "started", *_ENDING, RECOVERY)),
     "is_refused": False,
     "is_at_work": False,
 }
@@ -67,7 +67,7 @@ def merge_starts(attempts: list[dict[str, Any]], journal: list[dict[str, Any]]) 
             start = {**_START, **facts}
             starts.append(start)
         # An exit code of the journal is the driver's, which knows that of rank 0.
-        names = ("world_size", "from_step", *(_ENDING if start["exit_code"] is None else ()))
+        names = ("world_size", "from_step", RECOVERY, *(_ENDING if start["exit_code"] is None else ()))
         start |= {name: attempt[name] for name in names if attempt.get(name) is not None}
         # Of the lease; any other code is that of training.
         start["is_refused"] = start["exit_code"] == EXIT_LOCKED
@@ -105,7 +105,8 @@ class RunFacts:
     limit_s: float | None  # time limit of a job, as last submitted
     signal_s: float | None  # before that limit, to ask for a save
     slurm_answers: bool
-    restarts: int  # starts beyond the first, without refused ones
+    restarts: int  # starts beyond the first, without refused ones and recoveries
+    recoveries: int  # starts that took the place of one with a lost rank, in the same job
     exit_code: int | None  # of the last start that was not refused; None: it works, or was lost
     reason: str | None  # of that exit
     damage: str | None  # of run.json: the facts are those of the other files
@@ -245,6 +246,7 @@ def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
     seen = _gather(run, queue)
     _mark_work(seen)
     counted = effective(seen.starts)
+    recoveries = sum(start[RECOVERY] is not None for start in counted)
     end = counted[-1] if counted else {}
     state = _state_of_work(seen)
     if state is None:
@@ -272,7 +274,8 @@ def _read_facts(run: RunDir, queue: dict[str, SlurmJob] | None) -> RunFacts:
         limit_s=_number(spec.get("time_s")),
         signal_s=_number(spec.get("signal_s")),
         slurm_answers=seen.slurm_answers,
-        restarts=max(0, len(counted) - 1),
+        restarts=max(0, len(counted) - 1 - recoveries),
+        recoveries=recoveries,
         exit_code=end.get("exit_code"),
         reason=end.get("reason"),
         damage=seen.damage,

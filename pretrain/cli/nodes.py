@@ -1,5 +1,6 @@
 """`pretrain launch local` and `manifest`: ranks of a machine, and jobs that start it on many."""
 
+import contextlib
 from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
@@ -13,6 +14,7 @@ from pretrain.errors import EXIT_OK, ConfigError
 
 if TYPE_CHECKING:
     from pretrain.config.run import RunConfig
+    from pretrain.run.worlds import Worlds
     from pretrain_launch.local import NodePlace
 
 
@@ -82,7 +84,29 @@ def train_local(
     if loaded.engine.fork_ranks:
         _import_rank(loaded, ranks, ranks * place.nodes)
         main = partial(resolve_name("pretrain.cli.commands:run"), ["train", config, *overrides])
-    return launch_local(config, overrides, ranks, port, run.logs, place, main)
+    worlds = _worlds(loaded, place.nodes)
+    return launch_local(config, overrides, ranks, port, run.logs, place, main, worlds)
+
+
+def _worlds(config: "RunConfig", nodes: int) -> "Worlds | None":
+    """Returns the decisions that `run.recover` asks for; None: a lost rank ends the job."""
+    from pretrain.run.folder import RunDir
+    from pretrain.run.worlds import Worlds
+
+    mode = config.run.recover
+    if mode == "off":
+        return None
+    if nodes > 1:
+        typer.echo("warning: run.recover is for one machine: a lost rank ends this job", err=True)
+        return None
+
+    def fits(ranks: int) -> bool:
+        with contextlib.suppress(ConfigError):
+            config.plan_ranks(ranks)
+            return True
+        return False
+
+    return Worlds(RunDir(config.folder), mode, fits)
 
 
 def _import_rank(config: "RunConfig", ranks: int, world_size: int) -> None:

@@ -104,6 +104,11 @@ class RunSection(Section):
     """Parent folder of runs; the run folder is `dir/name`. `~` is the home folder."""
     name: Annotated[str, OnResume.FREE] = Field(pattern=NAME_PATTERN)
     """Name of the run: letters, digits, `.`, `_` and `-`."""
+    recover: Annotated[Literal["off", "spare", "shrink"], OnResume.FREE] = "off"
+    """Effect of a lost rank (killed, crashed, frozen) under `launch local`. `off`: the job ends, and
+    the same command continues the run. `spare`: the launcher replaces all ranks by new forks, which
+    go on from the newest checkpoint. `shrink`: by fewer, as many as divide the batch
+    (docs/reliability.md)."""
 
 
 class InitConfig(Section):

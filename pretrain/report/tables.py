@@ -13,6 +13,8 @@ from pretrain.report.charts import instant
 from pretrain.report.evaluations import ORDER, Evaluation
 from pretrain.report.panels import color_of
 from pretrain.report.run_data import RunData, target_unit
+from pretrain.run.folder import RECOVERY
+from pretrain.run.recovery import describe_recovery
 from pretrain.utils.units import count, percent, size, span
 
 _VALIDATION = {
@@ -119,6 +121,7 @@ def summarize(run: RunData) -> dict[str, Any]:
     """Returns the figures of a run for the summary and for JSON; None where unknown."""
     counted = [start for start in run.starts if not start.get("is_refused")] or run.starts
     last = counted[-1] if counted else {}
+    num_recoveries = sum(bool(start.get(RECOVERY)) for start in run.starts)
     losses = run.metrics.get("loss", [])
     best = min(run.finite("val_loss"), key=lambda point: point[1], default=None)
     medians: dict[str, float | None] = {}
@@ -135,7 +138,8 @@ def summarize(run: RunData) -> dict[str, Any]:
         "total_steps": run.config.get("train.steps"),
         "tokens": int(run.course.tokens[-1]),
         "hours_in_loop": round(float(run.course.hours[-1]), 4),
-        "starts": len(run.starts),
+        "starts": len(run.starts) - num_recoveries,
+        "recoveries": num_recoveries,
         "empty_steps": int(max(_values(run, "empty_steps"), default=0)),
         "loss": None if not losses or math.isnan(losses[-1][1]) else losses[-1][1],
         "best_val_loss": best[1] if best else None,
@@ -165,8 +169,8 @@ def name_cell(number: int, run: RunData) -> Html:
 
 def summary_table(runs: Sequence[RunData]) -> str:
     """Returns a row for each run with the figures that are compared first."""
-    heads = ("run", "state", "steps", target_unit(runs), "in the loop", "starts", "empty steps", "loss",
-             "best validation", "tokens/s", "MFU", "data wait", "memory", "parameters")  # fmt: skip
+    heads = ("run", "state", "steps", target_unit(runs), "in the loop", "starts", "recoveries", "empty steps",
+             "loss", "best validation", "tokens/s", "MFU", "data wait", "memory", "parameters")  # fmt: skip
     rows = []
     for number, run in enumerate(runs):
         s = summarize(run)
@@ -179,7 +183,7 @@ def summary_table(runs: Sequence[RunData]) -> str:
             best = f"{figure(s['best_val_loss'])} at {s['best_val_step']:,}"
         rows.append([
             name_cell(number, run), s["state"], steps, count(s["tokens"]), span(s["hours_in_loop"] * 3600), s["starts"],
-            s["empty_steps"] or None, loss, best,
+            s["recoveries"] or None, s["empty_steps"] or None, loss, best,
             _known(s["median_tokens_per_s"], count), _known(s["median_mfu"], percent),
             _known(s["median_data_wait"], percent), _known(s["peak_memory_bytes"], size), _known(run.parameters, count),
         ])  # fmt: skip
@@ -188,6 +192,14 @@ def summary_table(runs: Sequence[RunData]) -> str:
 
 def _known(value: float | None, form: Callable[[float], str]) -> str | None:
     return None if value is None else form(value)
+
+
+def _end_of(start: dict[str, Any]) -> str | None:
+    reason = start.get("reason")
+    if not reason and start.get("exit_code") is None:
+        lost = "no end recorded: killed, node lost, or disk full"
+        reason = "running" if start.get("is_at_work") else lost
+    return reason or None
 
 
 def starts_table(run: RunData) -> str:
@@ -202,15 +214,13 @@ def starts_table(run: RunData) -> str:
         restart = start.get("restart")
         job = f"{start.get('job') or ''}{f', restart {restart}' if restart else ''}"
         nodes = ", ".join(str(node) for node in start.get("nodes") or [])
-        reason = start.get("reason")
-        if not reason and start.get("exit_code") is None:
-            lost = "no end recorded: killed, node lost, or disk full"
-            reason = "running" if start.get("is_at_work") else lost
         rows.append([
             number, job or None, str(start.get("started") or ""), lasted, nodes, start.get("world_size"),
-            start.get("from_step"), start.get("exit_code"), reason or None,
+            start.get("from_step"), describe_recovery(start.get(RECOVERY)) or None,
+            start.get("exit_code"), _end_of(start),
         ])  # fmt: skip
-    heads = ("start", "Slurm job", "began", "lasted", "nodes", "ranks", "from step", "exit code", "how it ended")
+    heads = ("start", "Slurm job", "began", "lasted", "nodes", "ranks", "from step", "recovery",
+             "exit code", "how it ended")  # fmt: skip
     return table(*without_empty(heads, rows))
 
 

@@ -30,13 +30,16 @@ _RECORD_KEYS = ("id", "name", "created", "attempts")
 _RECORD = {"id": str, "name": str, "created": str, "attempts": list, "rollbacks": list, "skips": list}
 _ATTEMPT = {
     "number": int, "started": str, "ended": str, "exit_code": int, "reason": str, "host": str, "pid": int,
-    "world_size": int, "from_step": int, "committed_step": int, "versions": dict, "slurm": dict,
+    "world_size": int, "from_step": int, "committed_step": int, "versions": dict, "slurm": dict, "recovery": dict,
 }  # fmt: skip
+_RECOVERY = {"number": int, "lost": str, "seconds": float}
 _ROLLBACK = {"to": int, "automatic": bool, "set_aside": list}
 _SLURM = {"job": str, "array": str, "restart": int, "nodes": str, "num_nodes": int}
 _RESTORE = "restore it, or remove it: the run continues at its last checkpoint, without a record of its starts"
 COMMITTED = "committed_step"
 """Key of an attempt: its newest commit."""
+RECOVERY = "recovery"
+"""Key of an attempt that took the place of one with a lost rank, in the same job."""
 SAVED = "checkpoint_step"
 """Key of the metrics row of a save."""
 _CHANGING = threading.Lock()
@@ -110,6 +113,7 @@ class RunDir:
                 check_fields(rollback, _ROLLBACK)
             for attempt in record.get("attempts") or []:
                 check_fields(check_fields(attempt, _ATTEMPT).get("slurm") or {}, _SLURM)
+                check_fields(attempt.get(RECOVERY) or {}, _RECOVERY)
         except FileNotFoundError:
             inside = next(iter(sorted(self.path.glob("*/run.json"))), None)
             fix = f"name a run in it, such as {inside.parent}" if inside else "check the path"

@@ -6,7 +6,7 @@ Siblings meet here and nowhere else.
 """
 
 import hashlib
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +44,7 @@ from pretrain.plan.params import count_parameters
 from pretrain.plan.task import RunFlops, task_of
 from pretrain.run.folder import RunDir, check_new
 from pretrain.run.heartbeat import Progress
+from pretrain.run.recovery import Recovery, read_recovery
 from pretrain.run.stop import StopFlag
 from pretrain.shards.dataset import Dataset
 from pretrain.tracking.audit import AuditLedger
@@ -106,6 +107,7 @@ class Run:
     stop: StopFlag
     progress: Progress
     attempt: int
+    recovery: Recovery = field(default_factory=read_recovery)
 
 
 def _meet(config: RunConfig, plan: BatchPlan, world: World, progress: Progress) -> "Accelerator":
@@ -158,7 +160,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     state = _restore(start, dataset, engine, checkpoints, size)
 
     on_cuda = accelerator.device.type == "cuda"
-    record = begin(claim, world, {**topology, "from_step": state.step})
+    record = begin(claim, world, {**topology, "from_step": state.step, **read_recovery().facts()})
     claim = with_reference(claim, plan, world, engine, state, progress)
     samples = SourceStreams(dataset, claim.stores, config.data, config.lengths, plan.rows, config.seed)
     skips = agree_on_skips(folder, record, state, world.is_main)

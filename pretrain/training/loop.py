@@ -141,6 +141,7 @@ def _audit(run: Run, step: int, loss: float, update: Update, agreed: StepTotals)
             attempt=run.attempt,
             multi_token_loss=agreed.multi_token_loss,
         )
+        run.recovery = run.recovery.end(run.folder, step)
 
 
 def _start_saving(run: Run, step: int) -> Saving:

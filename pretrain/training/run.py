@@ -32,8 +32,9 @@ from pretrain.errors import (
 )
 from pretrain.kinds.objectives import OBJECTIVES
 from pretrain.report.series import make_course
-from pretrain.run.folder import RunDir, end_attempt
+from pretrain.run.folder import RECOVERY, RunDir, end_attempt
 from pretrain.run.heartbeat import Progress
+from pretrain.run.recovery import read_recovery
 from pretrain.run.stop import StopFlag
 from pretrain.run.watchdog import Watchdog
 from pretrain.tracking.meter import FOLDER
@@ -124,7 +125,7 @@ def run_training(config: RunConfig, world: World, stop: StopFlag | None = None) 
                 return _train(claim, world, stop, progress)
         except Exception as error:
             stop.arm()  # else a signal of the launcher ends this process before the report
-            hang = _find_lost(error, watchdog)
+            hang = _find_lost(error, watchdog, is_replaced=read_recovery().number >= 0)
             _note_failure(claim, hang or error)
             if hang is not None:
                 raise hang from error
@@ -178,7 +179,10 @@ def _summarize(run: Run, state: TrainState) -> Iterator[str]:
         rows, attempts = read_rows(run.folder.metrics), run.folder.read_record()["attempts"]
     except (ConfigError, DataError) as error:  # a damaged record is no failure of the training
         log.warning("%s", error)
-    time = f"{time_of_starts(rows, attempts)} in {plural(len(attempts), 'start')}"
+    num_recoveries = sum(RECOVERY in one for one in attempts)
+    starts = plural(len(attempts) - num_recoveries, "start")
+    starts += f" and {plural(num_recoveries, 'recovery')}" if num_recoveries else ""
+    time = f"{time_of_starts(rows, attempts)} in {starts}"
     targets = OBJECTIVES[run.config.objective.kind].targets or run.config.model.head.record.targets
     empty = f" ({state.empty_steps:,} without a target)" if state.empty_steps else ""
     yield f"done: {plural(state.step, 'step')}{empty}, {state.tokens:,} {targets}, {time}"
@@ -242,11 +246,16 @@ def _close(run: Run, claim: Claim, tracker_timeout_s: float, *, is_failing: bool
     run.tracker.close(tracker_timeout_s, is_failing=is_failing)
 
 
-def _find_lost(error: Exception, watchdog: Watchdog) -> HangError | None:
-    """Returns the error that names the lost rank after a failed collective; else None."""
+def _find_lost(error: Exception, watchdog: Watchdog, *, is_replaced: bool) -> HangError | None:
+    """Returns the error that names the lost rank after a failed collective; else None.
+
+    A rank that the launcher replaces is named by it, at once.
+    """
     is_gloo = isinstance(error, RuntimeError) and "gloo" in str(error).lower()
     if not (is_gloo or isinstance(error, td.DistError)):
         return None
+    if is_replaced:
+        return HangError("a rank is lost, and the launcher names it")
     verdict = watchdog.explain()
     hang = HangError(verdict.text)
     hang.exit_code = verdict.exit_code

@@ -37,7 +37,9 @@ def live():
     exec(program, {})
     return 0
 main = live if os.environ["RANKS"] == "forks" else None
-sys.exit(local.launch_local(program, arguments, 3, None, Path(logs), main=main))
+mode, run = os.environ["RECOVER"], local.RunDir(Path(logs).parent)
+worlds = local.Worlds(run, mode, lambda ranks: True) if mode != "off" else None
+sys.exit(local.launch_local(program, arguments, 3, None, Path(logs), main=main, worlds=worlds))
 """
 """The launcher's clock goes on as it sleeps, which it does shortly."""
 SHORT = {"SETTLE_S": 0.2, "FAILURE_GRACE_S": 0.5, "HANG_SETTLE_S": 0.5, "STOPPED_GRACE_S": 0.5}
@@ -67,12 +69,20 @@ ANSWERS = f"signal.pthread_sigmask(signal.SIG_UNBLOCK, {list(map(int, STOP_SIGNA
 class Job:
     """A launcher of three ranks that run `program`."""
 
-    def __init__(self, ranks: str, folder: Path, program: str, prepare: str = "", **waits: float) -> None:
+    def __init__(
+        self, ranks: str, folder: Path, program: str, prepare: str = "", recover: str = "off", **waits: float
+    ) -> None:
         self.folder = folder
         self.process = subprocess.Popen(
             [sys.executable, "-c", LAUNCH, RANK + program, str(folder / "logs"), str(folder)],
             cwd=ROOT,
-            env={**os.environ, "RANKS": ranks, "PREPARE": prepare, "WAITS": json.dumps(SHORT | waits)},
+            env={
+                **os.environ,
+                "RANKS": ranks,
+                "PREPARE": prepare,
+                "RECOVER": recover,
+                "WAITS": json.dumps(SHORT | waits),
+            },
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -107,8 +117,8 @@ def start(request, tmp_path):
     """Starts a job, with other waits of the launcher if any are given, and ends what is left of it."""
     jobs: list[Job] = []
 
-    def start(program: str, prepare: str = "", **waits: float) -> Job:
-        jobs.append(Job(request.param, tmp_path, program, prepare, **waits))
+    def start(program: str, prepare: str = "", recover: str = "off", **waits: float) -> Job:
+        jobs.append(Job(request.param, tmp_path, program, prepare, recover, **waits))
         return jobs[-1]
 
     yield start
@@ -377,6 +387,87 @@ def test_a_fork_has_no_file_of_the_launcher(tmp_path):
     job = Job("forks", tmp_path, "from pretrain.utils.forked import open_files\nnote(len(open_files()))")
     assert job.end() == (0, "")
     assert job.noted("3").keys() == {0, 1, 2}, "its streams"
+
+
+WORLD = """
+import json
+world = json.loads(os.environ["PRETRAIN_RECOVERY"])["number"]
+ranks = int(os.environ["WORLD_SIZE"])
+def meet():
+    note(f"world{world}")
+    wait_for(*(f"world{world}.{other}" for other in range(ranks)))
+def reach(step):
+    if rank == 0:
+        with open(f"{folder}/audit.jsonl", "a") as file:
+            file.write(json.dumps({"step": step, "attempt": world + 1}) + "\\n")
+"""
+"""Of a rank that knows which world it is in."""
+
+
+def test_worlds_follow_each_other_and_nothing_of_an_earlier_one_is_left(tmp_path):
+    """Descriptors, threads and children of the launcher, and descriptors of its forks: as many in each world."""
+    job = Job(
+        "forks",
+        tmp_path,
+        WORLD + "from pretrain.utils.forked import open_files\n"
+        "own = len(open_files())\n"
+        "reach(4 * world)\nmeet()\n"
+        "if rank == world % 3:\n"
+        "    launcher = f'/proc/{os.getppid()}'\n"
+        "    children = open(f'{launcher}/task/{os.getppid()}/children').read().split()\n"
+        "    counts = [own, len(os.listdir(f'{launcher}/fd')), len(os.listdir(f'{launcher}/task')), len(children)]\n"
+        "    with open(f'{folder}/counts', 'a') as file: file.write(json.dumps(counts) + '\\n')\n"
+        "    if world < 4: os.kill(os.getpid(), 9)\n"
+        "    note('counted')\n"
+        "wait_for('counted.1')",
+        recover="spare",
+    )
+    code, errors = job.end()
+    assert (code, errors.count("was killed by SIGKILL"), errors.count("launch: recovery")) == (0, 4, 4), errors
+    counts = [json.loads(line) for line in (tmp_path / "counts").read_text().splitlines()]
+    assert len(counts) == 5 and counts == [counts[0]] * 5
+    assert counts[0][2:] == [1, 4], "one thread; three ranks and the janitor"
+    wait_until_dead([pid for world in range(4) for pids in job.noted(f"world{world}").values() for pid in pids])
+
+
+@pytest.mark.parametrize("culprit", [0, 1])
+def test_a_stopped_rank_counts_as_lost_and_is_replaced(start, culprit):
+    job = start(
+        WORLD + "meet()\n"
+        f"if world == 0 and rank == {culprit}: os.kill(os.getpid(), signal.SIGSTOP)\n"
+        "if world == 0: hang()",
+        recover="spare",
+    )
+    code, errors = job.end()
+    host = socket.gethostname()
+    assert code == 0
+    assert f"launch: rank {culprit} on {host} was stopped, and killed as a lost one\n" in errors
+
+
+def test_a_smaller_world_leaves_out_the_place_of_the_lost_rank_until_none_is_left(start):
+    job = start(
+        WORLD + "reach(20 * world)\nmeet()\nnote(f\"place{world}-{os.environ['LOCAL_RANK']}\")\n"
+        'if rank == 0: wait_for(*(f"world{world}.{other}" for other in range(ranks))); os.kill(os.getpid(), 9)\n'
+        "hang()",
+        recover="shrink",
+    )
+    code, errors = job.end()
+    assert code == 137
+    assert errors.endswith("launch: no smaller number of ranks fits the config\n")
+    assert [len(job.noted(f"world{world}")) for world in range(4)] == [3, 2, 1, 0]
+    assert job.noted("place2-2").keys() == {0}, "the last rank has the place of none that was lost"
+
+
+def test_a_rank_that_is_lost_after_a_stop_is_not_replaced(start):
+    job = start(
+        WORLD + f"signal.signal(15, lambda *_: note('asked')); {ANSWERS}meet()\nwait_for('asked.1')\n"
+        "if rank == 1: os.kill(os.getpid(), 9)\nhang()",
+        recover="spare",
+    )
+    job.wait_for("world0")
+    job.process.send_signal(signal.SIGTERM)
+    assert job.end()[0] == 137
+    assert not job.noted("world1")
 
 
 @pytest.mark.parametrize("number", STOP_SIGNALS)

@@ -486,6 +486,25 @@ def test_a_lost_start_has_no_end_of_an_earlier_one_and_is_told_of_while_the_job_
     assert (facts.state, facts.exit_code, facts.reason) == ("cancelled", None, None)
 
 
+def test_recoveries_are_told_apart_from_restarts(run, squeue):
+    whole = {"started": at(0), "ended": at(1), "exit_code": 137, "reason": "rank 1 was killed"}
+    entry = {"number": 1, "lost": "rank 1 was killed", "seconds": 2.5}
+    write_attempts(
+        run,
+        {"number": 1, **whole},
+        {"number": 2, **whole, "recovery": entry},
+        {"number": 3, **whole, "recovery": {"number": 2, "lost": "rank 0 was killed"}},
+        {"number": 4, "started": at(3), "ended": at(4), "exit_code": 0, "reason": "done"},
+    )
+    train_a_little(run)
+    facts = read_run(run.path)
+    assert (facts.restarts, facts.recoveries) == (1, 2)
+    lines = shown(run)
+    assert "recoveries 2 without a restart" in lines
+    assert "start 2: recovery 1, a step done after 2.5 s, of the loss: rank 1 was killed" in lines
+    assert "start 3: recovery 2, no step done, of the loss: rank 0 was killed" in lines
+
+
 def test_a_local_process_at_work_is_not_told_to_be_dead_beside_a_job_that_begins(run, squeue):
     write_attempts(run, {"number": 1, "started": at(0), "host": socket.gethostname(), "pid": os.getpid()})
     own(run, pid=os.getpid())

@@ -98,6 +98,7 @@ def write_long_run(folder: Path, num_rows: int = 130_000, every: int = 10) -> Pa
         for n, (begin, end) in enumerate(times)
     ]
     del attempts[2]["ended"], attempts[2]["exit_code"], attempts[2]["reason"]
+    attempts[2]["recovery"] = {"number": 1, "lost": "rank 3 hangs", "seconds": 2.5}
     texts = [
         {"step": step, "samples": [{"prompt": "Once upon", "text": f" a time, at step {step},\nthere was a loss."}]}
         for step in range(quarter, 4 * quarter + 1, quarter // 10)

@@ -1,0 +1,150 @@
+"""Ranks of real runs over gloo that are lost in each phase, and the course of the run: that of nobody's loss.
+
+A module under `extend` has a rank kill, stop or crash itself, once, where a file of the plan says: the losses of a run
+come one after another, each in the world that the loss before has left.
+"""
+
+import json
+import os
+import re
+from pathlib import Path
+
+import pytest
+
+from pretrain.tracking.audit import read_audit
+from tests.helpers.fork_server import SOURCE_PATH
+from tests.helpers.runs import RunMaker, assert_same_run
+
+pytestmark = pytest.mark.long
+
+# A file `03.update.45.1.KILL` is the third loss: rank 1, by SIGKILL, as it enters `update` of step 45 or a later one.
+LOSSES = """
+import os, signal
+from pathlib import Path
+
+import torch
+
+from pretrain import dist
+from pretrain.checkpoint.save import Save
+from pretrain.run.heartbeat import Progress
+
+PLAN = Path(os.environ["PLAN"])
+ERRORS = {"bug": lambda: RuntimeError("lost on purpose"), "memory": lambda: torch.OutOfMemoryError("no memory is left")}
+now = 0
+
+def lose_at(phase):
+    for path in sorted(PLAN.iterdir())[:1]:
+        number, name, step, rank, how = path.name.split(".")
+        if (name, rank) != (phase, os.environ.get("RANK")) or now < int(step):
+            return
+        path.unlink()
+        if how in ERRORS:
+            raise ERRORS[how]()
+        os.kill(os.getpid(), getattr(signal, f"SIG{how}"))
+
+def enter(self, phase, step=None, before=Progress.enter):
+    global now
+    before(self, phase, step)
+    now = self.now.step
+    lose_at(phase)
+
+def wrap(owner, name, phase):
+    before = getattr(owner, name)
+    def call(*arguments, **named):
+        lose_at(phase)
+        return before(*arguments, **named)
+    setattr(owner, name, call)
+
+Progress.enter = enter
+wrap(dist, "start_all_reduce_sum", "exchange")
+for part in ("_write", "_commit", "_read_again", "_retain"):
+    wrap(Save, part, f"save{part}")
+"""
+LOST = [
+    "data.5.1.KILL",
+    "forward-backward.16.0.KILL",
+    "exchange.27.1.KILL",
+    "update.38.0.SEGV",
+    "save.49.1.KILL",
+    "save_write.60.1.KILL",
+    "save_commit.71.0.KILL",
+    "save_read_again.82.1.KILL",
+    "save_retain.93.0.KILL",
+    "evaluate.104.1.KILL",
+    "load.0.1.KILL",  # in the recovery from the one before
+    "update.115.0.bug",
+    "exchange.126.1.memory",
+    "data.137.1.STOP",
+    "forward-backward.148.0.STOP",
+]
+RUN = ("checkpoint.every_steps=10", "eval.every_steps=8", "engine.timeout_s=600")
+
+
+@pytest.fixture
+def plan(tmp_path):
+    """Makes the environment of a run that loses ranks so."""
+    (tmp_path / "losses.py").write_text(LOSSES)
+
+    def plan(*losses: str) -> dict[str, str]:
+        folder = tmp_path / "plan"
+        folder.mkdir()
+        for number, loss in enumerate(losses):
+            (folder / f"{number:02d}.{loss}").touch()
+        return {"PLAN": str(folder), "PYTHONPATH": f"{tmp_path}{os.pathsep}{SOURCE_PATH}"}
+
+    return plan
+
+
+def rows_of(path: Path, *left_out: str) -> list[dict[str, object]]:
+    """The rows of a file without measured times."""
+    rows = [json.loads(line) for line in path.read_text().splitlines()]
+    return [{name: value for name, value in row.items() if not name.endswith(left_out)} for row in rows]
+
+
+def recoveries_of(runs: RunMaker, name: str) -> list[dict[str, object]]:
+    """The entries of run.json."""
+    attempts = json.loads(runs.folder(name).record.read_text())["attempts"]
+    return [attempt["recovery"] for attempt in attempts if "recovery" in attempt]
+
+
+@pytest.mark.parametrize("stage", [2, 3])
+def test_a_rank_that_is_lost_in_any_phase_leaves_no_trace_in_the_course(make_run, plan, stage):
+    items = (*RUN, f"engine.zero_stage={stage}")
+    make_run.complete("whole", *items)
+    environment = plan(*LOST)
+    output = make_run.complete("lost", *items, "run.recover=spare", "extend=[losses]", **environment)
+    assert not list(Path(environment["PLAN"]).iterdir()), output
+    assert_same_run(make_run, "lost", "whole", 160)
+    recoveries = recoveries_of(make_run, "lost")
+    # The tenth world was lost before it was in run.json.
+    numbers = [number for number in range(1, 16) if number != 10]
+    assert [entry["number"] for entry in recoveries if "seconds" in entry] == numbers
+    lost = [re.match(r"rank (\d)", str(entry["lost"]))[1] for entry in recoveries]
+    assert lost == [LOST[number - 1].split(".")[2] for number in numbers]
+    assert "in 1 start and 14 recoveries" in output
+    timed = ("_s", "memory_bytes", "data_wait", "checkpoint_step", "mfu")
+    ours, expected = (rows_of(make_run.folder(name).metrics, *timed) for name in ("lost", "whole"))
+    assert [row for row in ours if len(row) > 1] == [row for row in expected if len(row) > 1]
+
+
+def test_the_fourth_recovery_within_ten_steps_is_none(make_run, plan):
+    losses = [f"update.25.{rank}.KILL" for rank in (0, 1, 0, 1)]
+    output = make_run.complete("often", "run.recover=spare", "extend=[losses]", **plan(*losses), expect=137)
+    assert "launch: 3 recoveries within 10 steps: the job ends" in output
+    assert len(recoveries_of(make_run, "often")) == 3
+    make_run.complete("often", "train.stop_after=40")
+    assert [row.step for row in read_audit(make_run.folder("often").audit)] == list(range(1, 41))
+
+
+def test_a_smaller_world_trains_on_the_same_samples(make_run, plan):
+    """12 rows by 2: 4 ranks are refused, 3, 2 and 1 share them."""
+    items = ("checkpoint.every_steps=10", "model.decoder.dropout=0.0", "train.stop_after=60")
+    make_run.complete("whole", *items, ranks=3)
+    losses = ("update.15.1.KILL", "data.35.0.KILL")
+    make_run.complete("lost", *items, "run.recover=shrink", "extend=[losses]", ranks=3, **plan(*losses))
+    sizes = [attempt["world_size"] for attempt in json.loads(make_run.folder("lost").record.read_text())["attempts"]]
+    assert sizes == [3, 2, 1]
+    whole, lost = (list(read_audit(make_run.folder(name).audit)) for name in ("whole", "lost"))
+    assert [(row.step, row.tokens, row.digest) for row in lost] == [(row.step, row.tokens, row.digest) for row in whole]
+    differences = [abs(float.fromhex(a.loss) / float.fromhex(b.loss) - 1) for a, b in zip(whole, lost, strict=True)]
+    assert max(differences) < 1e-6  # sums in another order, in fp32
