@@ -52,7 +52,8 @@ STOPPED_GRACE_S = 25.0
 """After a stop: rank 0 may wait 20 s for wandb; a signal then ends it with the same exit code."""
 MAIN_GRACE_S = 5.0
 """Before a recovery: rank 0, whose collectives fail, hands its last rows to the trackers."""
-LOOK_POLLS, FROZEN_LOOKS = 20, 5
+LOOK_POLLS = 20
+FROZEN_LOOKS = 5
 """Polls from one look for stopped ranks to the next, and looks in a row that make one a lost one: 5 s,
 in which this process was not stopped itself."""
 

@@ -17,7 +17,8 @@ from pretrain.run.folder import RunDir
 from pretrain.run.recovery import Recovery
 from pretrain.utils.jsonl import last_row
 
-MOST, WITHIN_STEPS = 3, 10
+MOST = 3
+WITHIN_STEPS = 10
 """So many recoveries within so many steps are followed by none: the job is to start again, or to be mended."""
 
 
@@ -28,7 +29,9 @@ class Worlds:
     """
 
     def __init__(self, run: RunDir, mode: Literal["spare", "shrink"], fits: Callable[[int], bool]) -> None:
-        self._run, self._mode, self._fits = run, mode, fits
+        self._run = run
+        self._mode = mode
+        self._fits = fits
         self._steps: list[int] = []  # last step done before each recovery
         self.recovery = Recovery(0)
         """The one that the present world began with."""

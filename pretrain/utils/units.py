@@ -14,10 +14,11 @@ def count(number: float) -> str:
 
 def plural(number: int, noun: str) -> str:
     """Returns `1 rank`, `1,758 documents`, `2 batches`, `3 classes`, `2 recoveries`."""
-    ending = "es" if noun.endswith(("ch", "ss")) else "s"
+    if number == 1:
+        return f"1 {noun}"
     if noun.endswith("ry"):
-        noun, ending = noun if number == 1 else noun.removesuffix("y"), "ies"
-    return f"{number:,} {noun}{'' if number == 1 else ending}"
+        return f"{number:,} {noun.removesuffix('y')}ies"
+    return f"{number:,} {noun}{'es' if noun.endswith(('ch', 'ss')) else 's'}"
 
 
 def listed(names: Sequence[str], most: int) -> str:

@@ -128,7 +128,7 @@ def test_a_rank_that_is_lost_in_any_phase_leaves_no_trace_in_the_course(make_run
 
 
 def test_the_fourth_recovery_within_ten_steps_is_none(make_run, plan):
-    losses = [f"update.25.{rank}.KILL" for rank in (0, 1, 0, 1)]
+    losses = [f"update.{step}.{step % 2}.KILL" for step in range(25, 29)]
     output = make_run.complete("often", "run.recover=spare", "extend=[losses]", **plan(*losses), expect=137)
     assert "launch: 3 recoveries within 10 steps: the job ends" in output
     assert len(recoveries_of(make_run, "often")) == 3
