@@ -1,5 +1,6 @@
 # install      .venv with pretrain and its development tools; redone only when pyproject.toml or the lock has changed
 # quickstart   the whole path on two CPU ranks: prepare, train, stop, resume, generate; installs what a run needs alone
+# chat         a model that answers questions, from nothing, on two CPU ranks: MINUTES=10, else half an hour
 # smoke        the first fast test of each file of tests/unit, and the commands that run several: 90 s of CPU
 # test         the fast tests, in JOBS processes (3: one more than a small machine has cores, as many tests wait)
 # check        format, lint, types, repository rules
@@ -24,7 +25,7 @@ BY_HAND := finetune gpu pretraining recurrent_bleu shakespeare
 BENCHMARKS := $(filter-out $(PARTS) $(BY_HAND) decoder_step recurrent,$(basename $(notdir $(wildcard benchmarks/*.py))))
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(if $(LOCK),--constraint $(LOCK)) --editable
 
-.PHONY: install quickstart smoke test check drills docs lock bench clean
+.PHONY: install quickstart chat smoke test check drills docs lock bench clean
 
 install: .venv/.dev
 
@@ -52,6 +53,9 @@ install: .venv/.dev
 
 quickstart: .venv/.run
 	@trap 'exit 0' INT; $(BIN)/pretrain quickstart  # else make adds an error to a Ctrl-C
+
+chat: .venv/.run
+	@trap 'exit 0' INT; $(BIN)/pretrain quickstart --chat $(if $(MINUTES),--minutes $(MINUTES))
 
 smoke: .venv/.dev
 	$(BIN)/python -m pytest -n $(JOBS) --dist loadscope --smoke tests/unit tests/integration/test_finetune_command.py \

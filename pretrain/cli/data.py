@@ -248,3 +248,18 @@ def stats_command(
         print_image_stats(stats)
     else:
         print_stats(stats)
+
+
+@data_app.command("dialogue")
+def dialogue_command(
+    folder: Annotated[Path, Argument(metavar="FOLDER", help="Folder to write.")],
+    conversations: Annotated[int, Option(parser=count_from(1), help="Number of conversations.")] = 100_000,
+    seed: Annotated[int, Option(min=0, help="Seed of all that is drawn.")] = 0,
+) -> None:
+    """Write texts, conversations, and held-out questions, from documentation that this machine has.
+
+    Example: pretrain data dialogue data/chat --conversations 10000
+    """
+    from pretrain.preparation.dialogue.dialogue_files import write_dialogue
+
+    print("\n".join(write_dialogue(folder, conversations, seed)))

@@ -58,7 +58,9 @@ def evaluate_command(
     no_repeat_ngram_size: Annotated[int | None, Option(min=0, help="N-grams that come once only.")] = None,
     max_tokens: Annotated[int | None, Option(parser=count_from(1), help="Limit of an output or split.")] = None,
     batch_tokens: Annotated[int, Option(min=1, help="Tokens per batch.")] = 8192,
-    output: Annotated[Path | None, Option(help="File for the translations.")] = None,
+    output: Annotated[Path | None, Option(help="File for the translations, or the wrong answers.")] = None,
+    questions: Annotated[Path | None, Option(help="Questions (.jsonl) with one right answer each.")] = None,
+    plain: Annotated[bool, Option("--plain", help="--questions as lines, without a template.")] = False,
     tasks: Annotated[str | None, Option(help="Tasks of lm-eval-harness, such as a,b.")] = None,
     task_path: Annotated[Path | None, Option(help="Folder of --tasks (YAML).")] = None,
     num_fewshot: Annotated[int | None, Option(min=0, help="Few-shot examples.")] = None,
@@ -69,12 +71,12 @@ def evaluate_command(
     device: Device = "auto",
     as_json: Json = False,
 ) -> None:
-    """Measure a model: loss and scores on data, BLEU and chrF of translations, or tasks of lm-eval.
+    """Measure a model: loss and scores on data, exact answers, BLEU and chrF of translations, or tasks of lm-eval.
 
     Example: pretrain evaluate runs/multi30k --source test.en --reference test.de --beams 1,5
     """
 
-    _check_target(data, source, reference, tasks, chat=chat)
+    _check_target(data, source, reference, tasks, questions, chat=chat, plain=plain)
     # Each way of measuring has options and a report of its own.
     report: Any
     asked: Any
@@ -88,6 +90,11 @@ def evaluate_command(
             names = tuple(name.strip() for name in tasks.split(",") if name.strip())
             asked = TaskChoice(names, task_path, num_fewshot, limit, chat, batch_tokens)
             report = evaluate_tasks(model, asked, other=compare, resamples=resamples, device=device)
+        elif questions is not None:
+            from pretrain.evaluation.exact_answers import ExactChoice, evaluate_exact
+
+            asked = ExactChoice(questions, plain, max_tokens, batch_tokens)
+            report = evaluate_exact(model, asked, other=compare, resamples=resamples, output=output, device=device)
         elif source is None or reference is None:
             from pretrain.evaluation.corpus import CorpusOptions
             from pretrain.evaluation.held_out import evaluate_held_out
@@ -118,17 +125,26 @@ def evaluate_command(
 
 
 def _check_target(
-    data: list[str] | None, source: Path | None, reference: Path | None, tasks: str | None, *, chat: bool
+    data: list[str] | None,
+    source: Path | None,
+    reference: Path | None,
+    tasks: str | None,
+    questions: Path | None,
+    *,
+    chat: bool,
+    plain: bool,
 ) -> None:
     """Checks that options name one way of measuring. Raises: ConfigError."""
-    fix = "give --data, --tasks, or both --source and --reference"
+    fix = "give --data, --tasks, --questions, or both --source and --reference"
     if (source is None) != (reference is None):
         option, missing = ("--reference", "--source") if source is None else ("--source", "--reference")
         raise ConfigError(f"{option} needs {missing}, which is missing", fix=fix)
-    if sum(map(bool, (data, source, tasks))) > 1:
+    if sum(map(bool, (data, source, tasks, questions))) > 1:
         raise ConfigError("ambiguous evaluation target", fix=fix)
     if chat and tasks is None:
         raise ConfigError("--chat is for --tasks", fix="leave it out: prepared data have their template")
+    if plain and questions is None:
+        raise ConfigError("--plain is for --questions", fix="leave it out")
 
 
 def _show_and_keep(report: Any, settings: dict[str, Any], as_json: bool) -> None:

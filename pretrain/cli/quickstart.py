@@ -8,8 +8,10 @@ it finds, as each command does.
 """
 
 import time
+from typing import Annotated
 
 import typer
+from typer import Option
 
 from pretrain.cli.wish_commands.command_steps import CommandSteps
 from pretrain.errors import EXIT_RESUME_ME, LaunchError
@@ -20,14 +22,29 @@ VOCABULARY = 2048
 PROMPT = "class Reader:\n    def"
 
 
-def quickstart_command() -> None:
+def quickstart_command(
+    chat: Annotated[bool, Option("--chat", help="To a model that answers questions.")] = False,
+    minutes: Annotated[float | None, Option(min=1, help="Training with --chat. Default: 30.")] = None,
+    ranks: Annotated[int | None, Option(min=1, help="CPU ranks with --chat. Default: 2.")] = None,
+    gpu: Annotated[bool, Option("--gpu", help="Train with --chat on a GPU.")] = False,
+) -> None:
     """Run the whole path in this folder: prepare, train on 2 CPU ranks, stop, resume, generate.
 
     It writes data/stdlib and runs/quickstart, from the source of Python's own standard library:
-    nothing is downloaded. The same command continues what was interrupted.
+    nothing is downloaded. With --chat it teaches a model to answer, from documentation and made-up
+    texts, in the folders chat-MINUTES*. The same command continues what was interrupted.
 
     Example: pretrain quickstart
     """
+    if chat:
+        from pretrain.cli.wish_commands.dialogue import Budget, run_dialogue
+
+        if gpu and ranks is not None:
+            raise typer.BadParameter("--ranks are of a CPU, and --gpu is one process: leave one out")
+        run_dialogue(Budget(minutes or 30, 1 if gpu else ranks or 2, gpu))
+        return
+    if gpu or not minutes is ranks is None:
+        raise typer.BadParameter("--minutes, --ranks and --gpu go with --chat")
     from pretrain.config.load import load_config
     from pretrain.run.folder import RunDir
     from pretrain.utils.units import clock_time

@@ -16,8 +16,9 @@ LOSSES = "Losses"
 CLASSIFIERS = "Classifiers"
 TRANSLATIONS = "Translations"
 TASKS = "Tasks of lm-eval-harness"
+EXACT = "Exact answers"
 COMPARED = "Comparisons"
-ORDER = (LOSSES, CLASSIFIERS, TRANSLATIONS, TASKS, COMPARED)
+ORDER = (LOSSES, CLASSIFIERS, TRANSLATIONS, TASKS, EXACT, COMPARED)
 _LABEL_SCORES = {"accuracy": "accuracy", "macro_f1": "macro F1", "matthews": "Matthews"}
 
 _Facts = dict[str, Any]
@@ -153,7 +154,17 @@ def _task_rows(result: _Facts, data: _Texts, settings: _Facts, _: _Texts) -> _Ro
             yield _difference(read, result["baseline"], name, score["difference"])
 
 
-_ROWS = {"loss": _loss_rows, "translation": _translation_rows, "tasks": _task_rows}
+def _exact_rows(result: _Facts, data: _Texts, _: _Facts, __: _Texts) -> _Rows:
+    read = ", ".join(data.values())
+    for score in result["scores"]:
+        value, low, high = (_float(score["share"][part]) for part in ("value", "low", "high"))
+        cells = {"of": str(score["kind"]), "exact match": f"{value:.4f} ({low:.4f} to {high:.4f})"}
+        yield EvaluationRow(EXACT, read, cells | {"questions": _count(score["num_asked"])})
+    if "difference" in result:
+        yield _difference(read, result["baseline"], "exact match", result["difference"])
+
+
+_ROWS = {"loss": _loss_rows, "translation": _translation_rows, "tasks": _task_rows, "exact": _exact_rows}
 
 
 def _signed(value: Any) -> str:

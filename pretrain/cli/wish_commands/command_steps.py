@@ -16,7 +16,10 @@ from typing import TYPE_CHECKING
 import typer
 
 from pretrain.errors import EXIT_USAGE, LaunchError
+from pretrain.run.folder import RunDir
+from pretrain.utils.jsonl import read_rows
 from pretrain.utils.process import die_with
+from pretrain.utils.units import span
 
 if TYPE_CHECKING:
     from pretrain.config.run import RunConfig
@@ -133,15 +136,19 @@ def fulfil(wish: Wish, dry_run: bool) -> None:
 
 
 def _pace(steps: CommandSteps, wish: Wish, minutes: float) -> list[str]:
-    """Runs a few steps, in a folder of their own; returns the overrides for as many as the minutes have room for.
+    """Returns the overrides for as many steps as the minutes have room for. Raises: as `measure_pace`."""
+    step_s = measure_pace(steps, wish.train, wish.config)
+    num_steps = max(int(minutes * 60 / step_s), PACE_STEPS)
+    print(f"\n-- a step takes {span(step_s)}: {num_steps:,} steps in {minutes:g} minutes", flush=True)
+    return [f"train.steps={num_steps}", f"eval.every_steps={max(num_steps // 4, 1)}"]
 
-    Their rows stay, so that the same command gets the same number. Raises: as `fulfil`.
+
+def measure_pace(steps: CommandSteps, train: list[str], config: "RunConfig") -> float:
+    """Runs a few steps, in a folder of their own, which stays; returns the seconds of one.
+
+    A second call reads the rows of the first. Raises: as `fulfil`.
     """
-    from pretrain.run.folder import RunDir
-    from pretrain.utils.jsonl import read_rows
-    from pretrain.utils.units import span
-
-    name = f"{wish.config.run.name}-pace"
+    name = f"{config.run.name}-pace"
     rows = f"tracking.log_every_steps={PACE_STEPS // 4}"
     only = [
         f"run.name={name}",
@@ -150,12 +157,8 @@ def _pace(steps: CommandSteps, wish: Wish, minutes: float) -> list[str]:
         "checkpoint.every_steps=0",
         rows,
     ]
-    steps.check([*wish.train, *only])
-    timed = [
-        row["step_time_s"] for row in read_rows(RunDir(wish.config.folder.with_name(name)).metrics) if "loss" in row
-    ]
+    steps.check([*train, *only])
+    metrics = RunDir(config.folder.with_name(name)).metrics
+    timed = [row["step_time_s"] for row in read_rows(metrics) if "loss" in row]
     timed = timed[1:] or timed  # the first row has the start
-    step_s = sum(timed) / len(timed)
-    num_steps = max(int(minutes * 60 / step_s), PACE_STEPS)
-    print(f"\n-- a step takes {span(step_s)}: {num_steps:,} steps in {minutes:g} minutes", flush=True)
-    return [f"train.steps={num_steps}", f"eval.every_steps={max(num_steps // 4, 1)}"]
+    return float(sum(timed) / len(timed))

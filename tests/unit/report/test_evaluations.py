@@ -7,8 +7,9 @@ from itertools import product
 import numpy as np
 import pytest
 
-from pretrain.evaluation.bootstrap import Difference
+from pretrain.evaluation.bootstrap import Difference, wilson_interval
 from pretrain.evaluation.evaluation_log import Data, Subject, keep_evaluation
+from pretrain.evaluation.exact_answers import ExactReport, KindScore
 from pretrain.evaluation.held_out import HeldOutReport, SourceLoss
 from pretrain.evaluation.label_scores import Answers, score_labels
 from pretrain.evaluation.row_loss import LossReport
@@ -26,7 +27,7 @@ WEB, CODE = Data("web", "data/web", "1" * 64), Data("code", "data/code", "2" * 6
 BETTER = Difference(-0.25, -0.5, -0.125, 0.01, 17, "rows", 1000)
 SETTINGS = {
     "loss": {"max_tokens": None}, "labels": {"max_tokens": 4096}, "translation": {},
-    "tasks": {"num_fewshot": 2, "limit": 10},
+    "tasks": {"num_fewshot": 2, "limit": 10}, "exact": {},
 }  # fmt: skip
 
 
@@ -66,7 +67,12 @@ def tasks(subject=None):
     return TaskReport("runs/a", "runs/b", "0.4", scores, {"choices": 10}, [Data("choices", None, "4" * 64)], subject)
 
 
-REPORTS = {"loss": losses, "labels": labels, "translation": translations, "tasks": tasks}
+def exact(subject=None):
+    scores = [KindScore("number", wilson_interval(3, 4), 3, 4), KindScore("all", wilson_interval(5, 8), 5, 8)]
+    return ExactReport("runs/a", "runs/b", scores, BETTER, [], [Data("questions", "held.jsonl", "5" * 64)], subject)
+
+
+REPORTS = {"loss": losses, "labels": labels, "translation": translations, "tasks": tasks, "exact": exact}
 
 
 @pytest.fixture
@@ -93,7 +99,14 @@ def tables(page):
 
 def test_every_kind_has_its_table(run):
     found = tables(build_page([read(run)]))
-    assert list(found) == ["Losses", "Classifiers", "Translations", "Tasks of lm-eval-harness", "Comparisons"]
+    assert list(found) == [
+        "Losses",
+        "Classifiers",
+        "Translations",
+        "Tasks of lm-eval-harness",
+        "Exact answers",
+        "Comparisons",
+    ]
     assert all(row["step"] == "8" and "first" in row["run"] for rows in found.values() for row in rows)
     web, code, whole = found["Losses"]
     assert (web["of"], web["loss"], web["perplexity"]) == ("causal, web", "2.5", "12.182")
@@ -101,6 +114,12 @@ def test_every_kind_has_its_table(run):
     assert web["data"] == "data/web (11111111), validation" and code["data"] == "data/code (22222222), validation"
     assert whole["data"] == "data/web (11111111), data/code (22222222), validation"
     assert code["perplexity"] == "not finite" and code["bits per byte"] == ""
+
+
+def test_exact_answers_stand_by_kind_with_their_interval(run):
+    number, every = tables(build_page([read(run)]))["Exact answers"]
+    assert (number["of"], number["questions"], number["data"]) == ("number", "4", "held.jsonl (55555555)")
+    assert every["exact match"] == "0.6250 (0.3057 to 0.8632)"
 
 
 def test_a_loss_that_is_of_no_words_has_a_row_without_a_perplexity(tmp_path):
@@ -140,6 +159,7 @@ def test_comparisons_say_against_what_and_by_how_much(run):
     rows = [(row["against"], row["of"], row["difference"], row["95%"], row["p"], row["drawn"])
             for row in tables(build_page([read(run)]))["Comparisons"]]  # fmt: skip
     assert rows == [
+        ("runs/b", "exact match", "-0.2500", "-0.5000 to -0.1250", "0.0100", "17 rows, 1,000 draws"),
         ("runs/b", "choices: acc,none", "-0.0500", "-0.2000 to +0.1000", "0.4000", "10 documents, 1,000 draws"),
         ("runs/mt, greedy", "runs/mt, beam 5: bleu", "+0.5000", "+-1.50 against +-1.25", "0.0300", "sentences"),
         ("runs/b", "web: loss", "-0.2500", "-0.5000 to -0.1250", "0.0100", "17 rows, 1,000 draws"),
@@ -179,7 +199,7 @@ def test_of_one_second_the_last_that_was_kept_stands_first(tmp_path):
 
 def test_the_facts_of_a_report_count_them(run, tmp_path):
     facts = write_report([read(run)], tmp_path / "page.html")
-    assert facts["runs"][0]["evaluations"] == 4
+    assert facts["runs"][0]["evaluations"] == 5
 
 
 def test_a_run_that_has_kept_none_has_no_such_table(tmp_path):
@@ -209,7 +229,7 @@ def test_lines_that_are_no_rows_are_counted_and_the_others_shown(run):
     with path.open("a") as file:
         file.write("".join(f"{line}\n" for line in bad) + '{"at": "being written')
     notes = []
-    assert len(read_evaluations(path, notes)) == 4
+    assert len(read_evaluations(path, notes)) == 5
     assert notes == [f"evaluations.jsonl: {len(bad)} damaged lines are left out"]
 
 

@@ -1,0 +1,1 @@
+"""Texts, conversations and held-out questions, from the documentation that a machine has."""
