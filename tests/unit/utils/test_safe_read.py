@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 
 import pytest
 
@@ -55,6 +56,25 @@ def test_what_would_block_or_never_end_is_an_error_and_leaves_no_descriptor(tmp_
 def test_whatever_is_wrong_with_a_text_is_one_kind_of_error(text):
     with pytest.raises(ValueError, match=r"."):
         parse_json(text)
+
+
+ODD = (
+    "-0", "-0.0", "1e400", "-Infinity", "NaN", "123456789012345678901234567890", "1e-320", "0.1e23", " [1] ",
+    '"\\ud800"', '"\\ud83d\\ude00"', '"\\u0000"', '{"a":1,"a":2}', '{"a":1,}', "01", "1.", "+1", "1 2",
+    "'a'", "\ufeff1", "",
+)  # fmt: skip
+
+
+@pytest.mark.parametrize("text", ODD)
+def test_a_text_has_the_value_and_the_error_of_pythons_own_parser(text):
+    for given in (text, text.encode()):
+        try:
+            expected = repr(json.loads(given))
+        except ValueError as error:
+            with pytest.raises(ValueError, match=re.escape(str(error))):
+                parse_json(given)
+        else:
+            assert repr(parse_json(given)) == expected
 
 
 @pytest.mark.parametrize(("before", "after"), [("[", "]"), ('{"a":', "}"), ('[{"a":', "}]")])
