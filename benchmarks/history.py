@@ -17,6 +17,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 from hashlib import sha256
+from itertools import islice
 from pathlib import Path
 
 from benchmarks.common import ROOT, print_row
@@ -41,6 +42,7 @@ size_mb, begun = size("VmRSS"), time.process_time()
 print(time.process_time() - begun, size("VmHWM") - size_mb)
 """
 REWIND = ("from pretrain.utils.jsonl import JsonLines", "JsonLines(folder / {!r}).rewind(999_990)")
+REPORT = ("from pretrain.cli.commands import run", "run(['report', str(folder / {!r}), '--output', '/dev/null'])")
 OPERATIONS = {
     "ledger": (REWIND[0], REWIND[1].format("audit.jsonl")),
     "metrics": (REWIND[0], REWIND[1].format("metrics.jsonl")),
@@ -62,6 +64,8 @@ OPERATIONS = {
         "for number in range(483):\n    for kind in ('weight', 'exp_avg', 'exp_avg_sq'):\n"
         "        reader.read_into(f'layers.{number}.mlp.up.weight', kind, 512, torch.empty(1))",
     ),
+    "report of 100,000": (REPORT[0], REPORT[1].format("short")),
+    "report of 1,000,000": (REPORT[0], REPORT[1].format("long")),
     "index": ("from pretrain.shards.index import load_index", "load_index(folder)"),
 }
 
@@ -74,10 +78,12 @@ def ledger_rows() -> Iterator[dict]:
 
 
 def metrics_rows() -> Iterator[dict]:
-    """Yields rows of metrics, 300 bytes each, and an evaluation every thousand steps."""
-    parts = dict.fromkeys(("data_s", "forward_s", "backward_s", "optimizer_s", "other_s"), 0.0123)
+    """Yields rows of metrics, of 19 numbers and 450 bytes as a run has them, and an evaluation every thousand steps."""
+    names = ("accuracy", "skipped_steps", "epochs", "tokens_per_s", "step_time_s", "data_wait", "eta_s", "memory_bytes")
+    parts = ("data_s", "forward_s", "backward_s", "optimizer_s", "evaluation_s", "other_s")
     for step in range(1, NUM_STEPS + 1):
-        yield {"step": step, "loss": 3 + 1 / step, "lr": 3e-4, "grad_norm": 1 / step, "tokens": step * 65536, **parts}
+        row = {"step": step, "loss": 3 + 1 / step, "lr": 3e-4 / step, "grad_norm": 1 / step, "tokens": step * 65536.0}
+        yield row | dict.fromkeys((*names, *parts), 1 / (step + 7))
         if step % 1000 == 0:
             yield {"step": step, "val_loss": 3 + 1 / step, "val_bpb": 1 + 1 / step}
 
@@ -87,6 +93,14 @@ def write_inputs(folder: Path) -> None:
     for name, rows in (("audit.jsonl", ledger_rows()), ("metrics.jsonl", metrics_rows())):
         with (folder / name).open("w") as file:
             file.writelines(json.dumps(row, separators=(",", ":")) + "\n" for row in rows)
+    for name, num_rows in (("short", 100_000), ("long", NUM_STEPS)):
+        (folder / name).mkdir()
+        with (folder / "metrics.jsonl").open("rb") as file:
+            (folder / name / "metrics.jsonl").write_bytes(b"".join(islice(file, num_rows)))
+        attempt = {"number": 1, "started": "2026-03-01T08:00:00+00:00", "from_step": 0}
+        record = {"id": "1a2b3c4d", "name": name, "created": attempt["started"], "attempts": [attempt]}
+        (folder / name / "run.json").write_text(json.dumps(record))
+        (folder / name / "config.yaml").write_text("seed: 1\n")
     (folder / "ranks").mkdir()
     for rank in range(1024):
         kinds = [f"layers.{number}.mlp.up.weight/{kind}@{rank}" for number in range(483) for kind in KINDS]
@@ -111,10 +125,10 @@ def measure(tree: Path, folder: Path, name: str) -> tuple[float, float]:
     imports, operation = OPERATIONS[name]
     where = folder / "work" if name in ("ledger", "metrics") else folder
     code = MEASURED.format(folder=str(where), imports=imports, operation=operation)
-    environment = {**os.environ, "PYTHONPATH": str(tree), "OMP_NUM_THREADS": "1"}
+    environment = {**os.environ, "PYTHONPATH": f"{tree}{os.pathsep}{tree / 'launch'}", "OMP_NUM_THREADS": "1"}
     command = [sys.executable, "-c", code]
     done = subprocess.run(command, env=environment, cwd=folder, check=True, stdout=subprocess.PIPE, text=True)
-    cpu_s, size_mb = map(float, done.stdout.split())
+    cpu_s, size_mb = map(float, done.stdout.splitlines()[-1].split())
     return cpu_s, size_mb
 
 

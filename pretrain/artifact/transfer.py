@@ -40,7 +40,7 @@ from pretrain.plan.params import count_parameters
 from pretrain.run.folder import RunDir
 from pretrain.tokenizer.released import refusal_of_foreign
 from pretrain.types import Batch, StackRows
-from pretrain.utils.jsonl import read_rows
+from pretrain.utils.jsonl import each_row
 
 log = logging.getLogger(__name__)
 
@@ -386,7 +386,7 @@ def _metrics_of(run: RunDir, checkpoint: WeightReader) -> dict[str, float]:
     """
     step = int(checkpoint.manifest.state["step"])
     metrics = {"step": float(step)}
-    for row in read_rows(run.metrics):
+    for row in each_row(run.metrics):
         if row.get("step") != step:
             continue
         for key, value in row.items():

@@ -146,12 +146,12 @@ def find_stored(config: "RunConfig") -> "StoredData | None":
 
 def _tokens_s(run: Path) -> float:
     """Returns the median speed of the second half of a run's metrics."""
-    from pretrain.utils.jsonl import read_rows
+    from pretrain.utils.jsonl import rows_with
 
     path = run / "metrics.jsonl" if run.is_dir() else run
     if not path.is_file():
         raise ConfigError("no such file", where=str(path), fix="check the path of --measured")
-    speeds = [row["tokens_per_s"] for row in read_rows(path) if row.get("tokens_per_s")]
+    speeds = [row["tokens_per_s"] for row in rows_with(path, "tokens_per_s") if row["tokens_per_s"]]
     if not speeds:
         raise ConfigError(
             "has no tokens_per_s",

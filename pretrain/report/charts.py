@@ -17,6 +17,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from pretrain.errors import EXIT_OK, EXIT_RESUME_ME, EXITS_INTERRUPTED
+from pretrain.report.metric_columns import NO_POINTS
 from pretrain.report.panels import DASHES, Line, Panel
 from pretrain.report.run_data import RunData
 from pretrain.report.series import ProgressCurve, make_curve
@@ -214,10 +215,9 @@ def instant(text: Any) -> datetime | None:
 
 
 def place_points(
-    starts: Sequence[TimelineStart], course: ProgressCurve, points: Sequence[tuple[float, float]]
-) -> list[np.ndarray]:
-    """Returns each start's own points over hours since the first start, float64 [points, 2]."""
-    steps = np.array(points, dtype=np.float64).reshape(-1, 2)
+    starts: Sequence[TimelineStart], course: ProgressCurve, steps: np.ndarray
+) -> list[tuple[slice, np.ndarray]]:
+    """Returns each start's own of the points at sorted steps, and their hours since the first start."""
     placed = []
     for start, after in zip(starts, [*starts[1:], None], strict=True):
         last = math.inf if after is None else after.from_step
@@ -230,9 +230,9 @@ def place_points(
         # If the steps took longer than there is room, a clock was wrong: bars stay in their order.
         scale = room / total if total > room else 1.0
         startup = max(0.0, room - total) if start.end is not None else 0.0
-        rows = steps[(start.from_step < steps[:, 0]) & (steps[:, 0] <= last)]
-        rows[:, 0] = start.begin + startup + (course.hours_at(rows[:, 0]) - offset) * scale
-        placed.append(rows)
+        mine = slice(*np.searchsorted(steps, [start.from_step, last], side="right"))
+        hours = (course.hours_at(steps[mine]) - offset) * scale
+        placed.append((mine, start.begin + startup + hours))
     return placed
 
 
@@ -243,8 +243,8 @@ def draw_timeline(run: RunData, color: str) -> str:
     starts = place_starts(run)
     if not starts:
         return ""
-    rows = place_points(starts, run.course, [(step, 0.0) for step in run.course.steps])
-    ends = [max([start.end or start.begin, *row[:, 0]]) for start, row in zip(starts, rows, strict=True)]
+    rows = place_points(starts, run.course, run.course.steps)
+    ends = [hours.max(initial=start.end or start.begin) for start, (_, hours) in zip(starts, rows, strict=True)]
     origin = next(begin for start in run.starts if (begin := instant(start.get("started"))))
     saved = [(one.at - origin).total_seconds() / 3600 for one in run.checkpoints if one.at >= origin]
     latest = max([*ends, *saved, 1 / 3600])
@@ -284,18 +284,20 @@ def _lanes(run: RunData, starts: Sequence[TimelineStart], factor: float, color: 
     """Returns the curves above the bars by their title; none of a metric without a row."""
     lanes = {}
     for name, (title, scale) in _LANES.items():
-        points = np.array(run.metrics.get(name, []), dtype=np.float64).reshape(-1, 2)
-        parts = place_points(starts, run.course, (points * [1, scale]).tolist())
-        if any(map(len, parts)):
-            lanes[title] = _lane(parts, factor, color)
+        points = run.metrics.get(name, NO_POINTS)
+        placed = place_points(starts, run.course, points.steps)
+        parts = [(hours * factor, points.values[mine] * scale) for mine, hours in placed]
+        if any(len(hours) for hours, _ in parts):
+            lanes[title] = _lane(parts, color)
     return lanes
 
 
-def _lane(parts: Sequence[np.ndarray], factor: float, color: str) -> list[Line]:
-    """Returns the curve of each start, over time in the unit of the axis."""
-    num_rows = sum(map(len, parts))
+def _lane(parts: Sequence[tuple[np.ndarray, np.ndarray]], color: str) -> list[Line]:
+    """Returns the curve of each start, from its times in the unit of the axis and its values."""
+    num_rows = sum(len(xs) for xs, _ in parts)
     lines = []
-    for part in filter(len, parts):
-        curve = make_curve(part[:, 0] * factor, part[:, 1], max(1, _MAX_GROUPS * len(part) // num_rows))
-        lines.append(Line(0, "", color, DASHES[0], curve))
+    for xs, values in parts:
+        if len(xs):
+            curve = make_curve(xs, values, max(1, _MAX_GROUPS * len(xs) // num_rows))
+            lines.append(Line(0, "", color, DASHES[0], curve))
     return lines

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from pretrain.report.charts import beyond, chart_style, draw_panel, draw_timeline
+from pretrain.report.metric_columns import NO_POINTS
 from pretrain.report.panels import Line, Panel, choose_panels, color_of
 from pretrain.report.run_data import RunData, target_unit
 from pretrain.report.tables import (
@@ -221,7 +222,7 @@ def _facts(run: RunData) -> dict[str, Any]:
 def checkpoints_table(run: RunData, number: int) -> str:
     """Returns time, size and cost of every checkpoint of a run; empty where there is none."""
     names = ("checkpoint_step", "checkpoint_stall_s", "checkpoint_write_s")
-    columns = ([value for _, value in run.metrics.get(name, [])] for name in names)
+    columns = (run.metrics.get(name, NO_POINTS).values.tolist() for name in names)
     # The three are in the same rows.
     times = {int(step): seconds for step, *seconds in zip(*columns, strict=False) if math.isfinite(step)}
     on_disk = {saved.step: saved for saved in run.checkpoints}

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from pretrain.kinds.objectives import TARGET_COUNTS
+from pretrain.report.metric_columns import NO_POINTS
 from pretrain.report.run_data import RunData, target_unit
 from pretrain.report.series import PARTS, Curve, make_curve
 
@@ -176,13 +177,11 @@ def _split(runs: Sequence[RunData], metric: Metric, max_groups: int) -> Iterator
 
 
 def _curve(run: RunData, name: str, scale: float, max_groups: int, is_by_tokens: bool = False) -> Curve | None:
-    points = np.array(run.metrics.get(name, []), dtype=np.float64).reshape(-1, 2)
-    xs = points[:, 0]
-    if is_by_tokens:
-        xs = run.course.tokens_at(xs)
+    points = run.metrics.get(name, NO_POINTS)
+    xs = run.course.tokens_at(points.steps) if is_by_tokens else points.steps
     if not len(xs) or (is_by_tokens and not xs[-1]):
         return None
-    return make_curve(xs, points[:, 1] * scale, max_groups)
+    return make_curve(xs, points.values if scale == 1.0 else points.values * scale, max_groups)
 
 
 def _restarts(runs: Sequence[RunData], lines: Sequence[Line], is_by_tokens: bool) -> list[float]:

@@ -17,6 +17,7 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -25,18 +26,18 @@ from pretrain.config.yaml_nodes import read_yaml
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.kinds.objectives import TARGET_COUNTS
 from pretrain.report.evaluations import Evaluation, read_evaluations
+from pretrain.report.metric_columns import NO_POINTS, Points, note_taken_back, read_batches, read_tables, split_metrics
 from pretrain.report.series import ProgressCurve, make_course
 from pretrain.run.folder import RunDir
 from pretrain.tracking.picture_files import ATTENTION, list_pictures
-from pretrain.utils import safe_read
-from pretrain.utils.safe_read import MAX_RECORD_BYTES, check_fields, open_file, parse_json, read_bounded
+from pretrain.utils.safe_read import MAX_RECORD_BYTES, open_file, read_bounded
 
 SAMPLES = "samples.jsonl"
 MAX_PICTURE_BYTES = 4 * 2**20
 MAX_METRICS = 1000
 """Most curves of a run: each is a picture of the page."""
+_NOT_DRAWN = ("step", "eta_s")
 _PNG = b"\x89PNG\r\n\x1a\n"
-_HUGE = 2**1000  # and more counts as not finite: a larger int is no float
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +61,9 @@ class RunData:
     record: dict[str, Any]  # run.json
     config: dict[str, Any]  # config.yaml by dotted key
     config_text: str  # empty where there is none
-    metrics: dict[str, list[tuple[float, float]]]  # (step, value) by name; nan where a row has null
+    metrics: dict[str, Points]  # by name
     last_step: int
-    course: ProgressCurve  # a knot at each row
+    course: ProgressCurve
     samples: list[tuple[int, list[tuple[str, str]]]]  # a step, and (prompt, text) pairs
     attention: tuple[int, bytes] | None  # step and PNG of the newest picture
     evaluations: list[Evaluation]
@@ -72,9 +73,9 @@ class RunData:
     parameters: int | None  # None without a checkpoint
     notes: list[str]  # parts that could not be read
 
-    def finite(self, name: str) -> list[tuple[float, float]]:
-        """Returns (step, value) where a metric is finite."""
-        return [point for point in self.metrics.get(name, []) if not math.isnan(point[1])]
+    def finite(self, name: str) -> Points:
+        """Returns the points where a metric is finite."""
+        return self.metrics.get(name, NO_POINTS).finite()
 
 
 def target_unit(runs: Sequence[RunData]) -> str:
@@ -90,21 +91,21 @@ def read_run_data(path: Path, label: str, starts: Sequence[dict[str, Any]], stat
     record = run.read_record()
     text, config = _read_config(run.config, notes)
     checkpoints, parameters = _read_checkpoints(run, notes)
-    rows = read_lines(run.metrics, notes)
-    names = dict.fromkeys(name for row in rows for name in row)
+    tables = read_tables(run.metrics, notes)
+    resumed = [one["from_step"] for one in record["attempts"] if one.get("from_step")]
+    course = make_course(tables, resumed)
+    names = list(dict.fromkeys(name for table in tables for name in table.columns))
     if len(names) > MAX_METRICS:
         notes.append(f"metrics.jsonl: all but the first {MAX_METRICS:,} metrics are left out")
-        names_read = set(list(names)[:MAX_METRICS]) | {"step"}
-        rows = [{name: value for name, value in row.items() if name in names_read} for row in rows]
     return RunData(
         path=path,
         label=label,
         record=record,
         config=config,
         config_text=text,
-        metrics=split_columns(rows),
-        last_step=rows[-1]["step"] if rows else 0,
-        course=make_course(rows, [one["from_step"] for one in record["attempts"] if one.get("from_step")]),
+        metrics=split_metrics(tables, [name for name in names[:MAX_METRICS] if name not in _NOT_DRAWN]),
+        last_step=int(max((table.steps[-1] for table in tables), default=0)),
+        course=course,
         samples=_read_samples(path / SAMPLES, notes),
         attention=_read_attention(path / ATTENTION, notes),
         evaluations=read_evaluations(run.evaluations, notes),
@@ -171,45 +172,15 @@ def read_lines(path: Path, notes: list[str]) -> list[dict[str, Any]]:
     A lower step takes back the rows from it on. A last line without an end is still being written.
     """
     rows: list[dict[str, Any]] = []
-    damaged = taken_back = 0
-    try:
-        with open_file(path) as file:
-            for line in safe_read.read_lines(file):
-                if not line.endswith(b"\n"):
-                    break
-                try:
-                    row = check_fields(parse_json(line), {"step": int})
-                    if row["step"] is None:
-                        raise ValueError("no step")
-                except (ValueError, KeyError):
-                    damaged += 1
-                    continue
-                if rows and row["step"] < rows[-1]["step"]:
-                    while rows and rows[-1]["step"] >= row["step"]:
-                        rows.pop()
-                        taken_back += 1
-                rows.append(row)
-    except FileNotFoundError:
-        pass
-    except OSError as error:
-        notes.append(f"{path.name} cannot be read: {error.strerror}")
-    if damaged:
-        notes.append(f"{path.name}: {damaged:,} damaged lines are left out")
-    if taken_back:
-        notes.append(f"{path.name}: {taken_back:,} rows of steps that were done again are left out")
+    taken_back = 0
+    for row in chain.from_iterable(read_batches(path, notes)):
+        if rows and row["step"] < rows[-1]["step"]:
+            while rows and rows[-1]["step"] >= row["step"]:
+                rows.pop()
+                taken_back += 1
+        rows.append(row)
+    note_taken_back(path, taken_back, notes)
     return rows
-
-
-def split_columns(rows: Sequence[dict[str, Any]]) -> dict[str, list[tuple[float, float]]]:
-    """Returns (step, value) of each metric that is a number; nan where it is null or not finite."""
-    columns: dict[str, list[tuple[float, float]]] = {}
-    for row in rows:
-        for name, value in row.items():
-            if name != "step" and type(value) in (int, float, type(None)):
-                is_finite = value is not None and abs(value) < _HUGE
-                number = float(value) if is_finite else math.nan
-                columns.setdefault(name, []).append((row["step"], number))
-    return columns
 
 
 def _read_samples(path: Path, notes: list[str]) -> list[tuple[int, list[tuple[str, str]]]]:

@@ -4,13 +4,15 @@ Every text of a run is escaped here: it may contain anything.
 """
 
 import math
-import statistics
 from collections.abc import Callable, Collection, Sequence
 from html import escape
 from typing import Any
 
+import numpy as np
+
 from pretrain.report.charts import instant
 from pretrain.report.evaluations import ORDER, Evaluation
+from pretrain.report.metric_columns import NO_POINTS
 from pretrain.report.panels import color_of
 from pretrain.report.run_data import RunData, target_unit
 from pretrain.run.folder import RECOVERY
@@ -122,12 +124,14 @@ def summarize(run: RunData) -> dict[str, Any]:
     counted = [start for start in run.starts if not start.get("is_refused")] or run.starts
     last = counted[-1] if counted else {}
     num_recoveries = sum(bool(start.get(RECOVERY)) for start in run.starts)
-    losses = run.metrics.get("loss", [])
-    best = min(run.finite("val_loss"), key=lambda point: point[1], default=None)
+    loss = run.metrics["loss"].values[-1].item() if "loss" in run.metrics else math.nan
+    evaluated = run.finite("val_loss")
+    best = evaluated.values.argmin() if len(evaluated.values) else None
     medians: dict[str, float | None] = {}
     for name in ("tokens_per_s", "mfu", "data_wait"):
-        values = _values(run, name)
-        medians[f"median_{name}"] = statistics.median_high(values) if values else None
+        values = run.finite(name).values
+        middle = len(values) // 2
+        medians[f"median_{name}"] = np.partition(values, middle)[middle].item() if len(values) else None
     return {
         "name": run.label,
         "path": str(run.path),
@@ -140,21 +144,17 @@ def summarize(run: RunData) -> dict[str, Any]:
         "hours_in_loop": round(float(run.course.hours[-1]), 4),
         "starts": len(run.starts) - num_recoveries,
         "recoveries": num_recoveries,
-        "empty_steps": int(max(_values(run, "empty_steps"), default=0)),
-        "loss": None if not losses or math.isnan(losses[-1][1]) else losses[-1][1],
-        "best_val_loss": best[1] if best else None,
-        "best_val_step": int(best[0]) if best else None,
+        "empty_steps": int(run.finite("empty_steps").values.max(initial=0)),
+        "loss": None if math.isnan(loss) else loss,
+        "best_val_loss": None if best is None else evaluated.values[best].item(),
+        "best_val_step": None if best is None else int(evaluated.steps[best]),
         **medians,
-        "peak_memory_bytes": max(_values(run, "memory_bytes"), default=None),
+        "peak_memory_bytes": run.finite("memory_bytes").values.max(initial=0).item() or None,
         "parameters": run.parameters,
         "checkpoints": len(run.checkpoints),
         "evaluations": len(run.evaluations),
         "notes": run.notes,
     }
-
-
-def _values(run: RunData, name: str) -> list[float]:
-    return [value for _, value in run.finite(name)]
 
 
 def named(number: int, run: RunData) -> str:
@@ -177,7 +177,7 @@ def summary_table(runs: Sequence[RunData]) -> str:
         steps = f"{s['steps']:,}"
         if isinstance(s["total_steps"], int):
             steps += f" of {s['total_steps']:,}"
-        loss = "not finite" if s["loss"] is None and run.metrics.get("loss") else s["loss"]
+        loss = "not finite" if s["loss"] is None and "loss" in run.metrics else s["loss"]
         best = None
         if s["best_val_loss"] is not None:
             best = f"{figure(s['best_val_loss'])} at {s['best_val_step']:,}"
@@ -243,9 +243,9 @@ def evaluation_table(runs: Sequence[RunData]) -> str:
     rows: list[list[Any]] = []
     keep: list[int] = []
     for number, run in enumerate(runs):
-        columns = {name: dict(run.metrics.get(name, [])) for name in shown}
+        columns = {name: run.metrics.get(name, NO_POINTS).by_step() for name in shown}
         best = summarize(run)["best_val_step"]
-        for step, _ in run.metrics.get("val_loss", []):
+        for step in run.metrics.get("val_loss", NO_POINTS).steps.tolist():
             mark: Any = int(step)
             if step == best:
                 keep.append(len(rows))

@@ -20,7 +20,7 @@ from typing import Any
 from pretrain import __version__
 from pretrain.errors import EXIT_OK, CheckpointError, ConfigError, DataError
 from pretrain.utils.io import write_json
-from pretrain.utils.jsonl import last_row, read_rows
+from pretrain.utils.jsonl import each_row, last_row
 from pretrain.utils.safe_read import MAX_INT, check_fields, read_json
 
 TRACKED_PACKAGES = ("torch", "deepspeed", "accelerate", "webdataset", "tokenizers", "numpy", "safetensors", "wandb")
@@ -225,13 +225,13 @@ def _find_sign(folder: RunDir) -> str | None:
                 return f"run.json tells of one of step {attempt[key]}"
     try:
         before = 1
-        for row in read_rows(folder.audit):
+        for row in each_row(folder.audit):
             attempt = int(row["attempt"])
             # A later attempt that did not begin at step 1 began at a checkpoint.
             if attempt > before and row["step"] > 1:
                 return f"audit.jsonl tells of an attempt that began at one of step {row['step'] - 1}"
             before = max(before, attempt)
-        for metrics in read_rows(folder.metrics):
+        for metrics in each_row(folder.metrics):
             if metrics.get(SAVED):
                 return f"metrics.jsonl tells of one of step {metrics[SAVED]}"
     except DataError as error:

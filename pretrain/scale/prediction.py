@@ -32,7 +32,7 @@ from pretrain.scale.law import (
 )
 from pretrain.scale.scaling_rule import FLOPS_OF_A_WEIGHT, RunSize, size_of
 from pretrain.utils.io import json_bytes, write_file
-from pretrain.utils.jsonl import read_rows
+from pretrain.utils.jsonl import rows_with
 from pretrain.utils.safe_read import read_json
 
 PREDICTION = "prediction.json"
@@ -58,7 +58,7 @@ def read_point(folder: Path) -> LossPoint | str:
     last = config.train.last_step
     if not run.is_complete(last):
         return f"not finished: step {run.newest_step()} of {last}"
-    rows = [row for row in read_rows(run.metrics) if row["step"] == last and "val_loss" in row]
+    rows = [row for row in rows_with(run.metrics, "val_loss") if row["step"] == last]
     if not rows:
         return f"no validation loss at its last step, {last}"
     loss = rows[-1]["val_loss"]

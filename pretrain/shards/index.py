@@ -17,6 +17,7 @@ import shlex
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path, PurePosixPath
 from typing import Annotated, Any, NamedTuple
 
@@ -306,7 +307,8 @@ def _checked(index: DataIndex) -> DataIndex:
 
 
 def _check_names(index: DataIndex) -> None:
-    names = [name for split in index.splits.values() for shard in split.shards for name in _names_of(shard)]
+    shards = chain.from_iterable(split.shards for split in index.splits.values())
+    names = [name for shard in shards for name in _names_of(shard)]
     different = set(names)
     if len(different) < len(names):
         twice = sorted(name for name, count in Counter(names).items() if count > 1)
@@ -317,7 +319,7 @@ def _check_names(index: DataIndex) -> None:
 
 
 def _names_of(shard: ShardIndex) -> Iterator[str]:
-    """Yields the names of the files of a shard; sizes and digests of all shards would double the time."""
+    """Yields the names of the files of a shard; sizes and digests would double the time."""
     yield from (shard.name, shard.table.name, shard.lengths.name)
     if shard.captions is not None:
         yield shard.captions.name

@@ -19,10 +19,10 @@ from typing import Any, ClassVar, Literal, NamedTuple, cast
 from urllib.parse import urlparse
 
 from pretrain.config.tracking import TrackingConfig
-from pretrain.errors import ConfigError, DataError, DiskError
+from pretrain.errors import ConfigError, DiskError
 from pretrain.tracking.tracker import FINISH_TIMEOUT_S, Identity, Tracker, panel_name, without_secrets
 from pretrain.utils.io import make_dir, write_file
-from pretrain.utils.jsonl import JsonLines, read_rows
+from pretrain.utils.jsonl import JsonLines, newest_rows
 from pretrain.utils.log import WANDB_HOST, netrc_login, quiet_libraries
 
 logger = logging.getLogger(__name__)
@@ -81,10 +81,9 @@ class Point(NamedTuple):
     @staticmethod
     def find(run_dir: Path, step: int | None = None) -> "Point | None":
         """Returns the newest point of a run, up to `step`; None: it has none that can be read."""
-        with contextlib.suppress(DataError, TypeError):
-            points = [Point(**row) for row in read_rows(run_dir / "wandb" / STEPS)]
-            candidates = (point for point in reversed(points) if step is None or point.step <= step)
-            return next(candidates, None)
+        with contextlib.suppress(OSError, TypeError):
+            points = (Point(**row) for row in newest_rows(run_dir / "wandb" / STEPS, "step"))
+            return next((point for point in points if step is None or point.step <= step), None)
         return None
 
 

@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from datetime import datetime
 from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ from pretrain.errors import (
     PretrainError,
 )
 from pretrain.kinds.objectives import OBJECTIVES
+from pretrain.report.metric_columns import read_tables
 from pretrain.report.series import make_course
 from pretrain.run.folder import RECOVERY, RunDir, end_attempt
 from pretrain.run.heartbeat import Progress
@@ -43,7 +45,7 @@ from pretrain.training.build import Run, build_run
 from pretrain.training.claim import Claim, claim_run
 from pretrain.training.loop import train
 from pretrain.utils.io import make_dir
-from pretrain.utils.jsonl import read_rows
+from pretrain.utils.jsonl import newest_rows, rows_with
 from pretrain.utils.log import setup_logging
 from pretrain.utils.units import clock_time, plural
 
@@ -173,34 +175,41 @@ def _train(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> in
 
 
 def _summarize(run: Run, state: TrainState) -> Iterator[str]:
-    rows: list[dict[str, Any]] = []
     attempts: list[dict[str, Any]] = []
+    ends: dict[str, list[str]] = {}
     try:
-        rows, attempts = read_rows(run.folder.metrics), run.folder.read_record()["attempts"]
+        attempts = run.folder.read_record()["attempts"]
+        ends = {name: _ends_of(run.folder.metrics, name) for name in ("loss", "val_loss")}
     except (ConfigError, DataError) as error:  # a damaged record is no failure of the training
         log.warning("%s", error)
     num_recoveries = sum(RECOVERY in one for one in attempts)
     starts = plural(len(attempts) - num_recoveries, "start")
     starts += f" and {plural(num_recoveries, 'recovery')}" if num_recoveries else ""
-    time = f"{time_of_starts(rows, attempts)} in {starts}"
+    time = f"{time_of_starts(run.folder.metrics, attempts)} in {starts}"
     targets = OBJECTIVES[run.config.objective.kind].targets or run.config.model.head.record.targets
     empty = f" ({state.empty_steps:,} without a target)" if state.empty_steps else ""
     yield f"done: {plural(state.step, 'step')}{empty}, {state.tokens:,} {targets}, {time}"
-    for name in ("loss", "val_loss"):
-        if values := [(row["step"], row[name]) for row in rows if row.get(name) is not None]:
-            first = [values[0]] if len(values) > 1 else []
-            points = [f"{value:.4f} at step {step}" for step, value in (*first, values[-1])]
-            yield f"      {name} {', '.join(points)}"
+    yield from (f"      {name} {', '.join(points)}" for name, points in ends.items() if points)
     yield f"next: {next_of_run(run.config, has_validation=bool(run.validation))}"
     yield f"      pretrain report {shlex.quote(str(run.folder.path))}"
 
 
-def time_of_starts(rows: Sequence[dict[str, Any]], attempts: Sequence[dict[str, Any]]) -> str:
+def _ends_of(metrics: Path, name: str) -> list[str]:
+    """Returns the first and the last value of a metric, one if a row has both. Raises: DataError."""
+    ends = []
+    for rows in (rows_with(metrics, name), newest_rows(metrics, name)):
+        measured = (row for row in rows if row[name] is not None)
+        ends += [row for row in islice(measured, 1) if row not in ends]
+    return [f"{row[name]:.4f} at step {row['step']}" for row in ends]
+
+
+def time_of_starts(metrics: Path, attempts: Sequence[dict[str, Any]]) -> str:
     """Returns the time of all starts, or of the steps if a start was killed, whose end is unknown."""
     if all("ended" in one for one in attempts):
         spans = [_instant(one["ended"]) - _instant(one["started"]) for one in attempts]
         return clock_time(sum(spans))
-    course = make_course(rows, [one["from_step"] for one in attempts if one.get("from_step")])
+    resumed = [one["from_step"] for one in attempts if one.get("from_step")]
+    course = make_course(read_tables(metrics, []), resumed)
     return f"about {clock_time(course.hours[-1] * 3600)}"
 
 

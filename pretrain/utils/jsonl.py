@@ -6,7 +6,8 @@
                          before the next one
     rewind(step)     ->  cuts off the rows after a committed step, which are searched by halves: a
                          start costs the same behind a million rows
-    read_rows(path)  ->  every row; `rows_with`, those that have a key, and parses no others
+    each_row(path)   ->  every row; `rows_with`, those that have a key, and parses no others;
+                         `newest_rows`, from the end
 
 Not here: what rows mean. `metrics.jsonl` takes any row (`Tracker`), `audit.jsonl` has its own
 (`audit.py`).
@@ -25,7 +26,6 @@ from pretrain.errors import DataError
 from pretrain.utils.io import cut_file, disk_error, disk_errors
 from pretrain.utils.safe_read import MAX_LINE_BYTES, open_file, parse_json, read_lines
 
-_TAIL_BYTES = 1 << 16
 _BLOCK_BYTES = 1 << 16
 _FIX = "restore the file, or move it away: it only records the run"
 
@@ -108,9 +108,14 @@ def _line_after(file: BinaryIO, offset: int) -> tuple[int, bytes]:
     return file.tell(), file.readline(_BLOCK_BYTES)
 
 
+def each_row(path: Path) -> Iterator[dict[str, Any]]:
+    """Yields every whole row, without a torn last line; a missing file has none. Raises: DataError."""
+    return (row for row, _ in _parse(path)) if path.exists() else iter(())
+
+
 def read_rows(path: Path) -> list[dict[str, Any]]:
-    """Reads every whole row, without a torn last line; a missing file has none. Raises: DataError."""
-    return [row for row, _ in _parse(path)] if path.exists() else []
+    """Returns the rows of `each_row`."""
+    return list(each_row(path))
 
 
 def rows_with(path: Path, key: str) -> Iterator[dict[str, Any]]:
@@ -136,15 +141,31 @@ def rows_with(path: Path, key: str) -> Iterator[dict[str, Any]]:
             offset += len(block)
 
 
-def last_row(path: Path) -> dict[str, Any] | None:
-    """Returns the last intact row; None without one. Reads the end of the file only."""
+def newest_rows(path: Path, key: str) -> Iterator[dict[str, Any]]:
+    """Yields the intact rows that have a key, the last one first; reads no further than asked.
+
+    A missing file has none. Raises: OSError.
+    """
     if not path.exists():
-        return None
+        return
+    name = json.dumps(key).encode()
     with open_file(path) as file:
-        size = file.seek(0, os.SEEK_END)
-        file.seek(max(0, size - _TAIL_BYTES))
-        lines = file.read().splitlines()
-    return next(filter(None, map(_row_of, reversed(lines))), None)
+        start = file.seek(0, os.SEEK_END)
+        lines = [b""]
+        while start > 0 and len(lines[0]) <= MAX_LINE_BYTES:
+            size = min(start, _BLOCK_BYTES)
+            start = file.seek(start - size)
+            lines = (file.read(size) + lines[0]).split(b"\n")
+            # The first line may have begun in the block before.
+            for line in reversed(lines if start == 0 else lines[1:]):
+                row = _row_of(line) if name in line else None
+                if row is not None and key in row:
+                    yield row
+
+
+def last_row(path: Path) -> dict[str, Any] | None:
+    """Returns the last intact row; None without one. Raises: OSError."""
+    return next(newest_rows(path, "step"), None)
 
 
 class JsonLines:

@@ -77,7 +77,7 @@ def read_lines(file: BinaryIO) -> Iterator[bytes]:
 
 
 def read_blocks(file: BinaryIO) -> Iterator[bytes]:
-    """Yields the lines of an open file, a megabyte of whole ones at a time. Raises: OSError, as `read_lines`."""
+    """Yields the lines of an open file, many at a time. Raises: OSError, as `read_lines`."""
     while block := file.read(_BLOCK_BYTES):
         end = file.readline(MAX_LINE_BYTES + 1)
         if len(end) > MAX_LINE_BYTES:
@@ -93,8 +93,8 @@ def _too_long() -> OSError:
 def parse_json(text: str | bytes) -> Any:
     """Returns the value of a JSON text, of at most `MAX_NESTING` levels. Raises: ValueError.
 
-    The parser of pydantic takes a quarter of the time. It refuses half of a surrogate pair, and deeper
-    nesting: Python's own says whether a text that it refuses has a value, and why it has none.
+    The parser of pydantic takes a quarter of the time. It refuses half of a surrogate pair, and
+    deeper nesting: Python's own says whether a text that it refuses has a value, or why not.
     """
     try:
         return from_json(text)

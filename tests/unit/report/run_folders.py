@@ -8,6 +8,8 @@ from typing import Any
 
 import yaml
 
+from pretrain.report.metric_columns import MetricColumns, MetricTable
+
 BEGAN = datetime(2026, 3, 1, 8, 0, tzinfo=UTC)
 SECONDS = 2.0
 """A step of these runs."""
@@ -42,6 +44,13 @@ def metric_row(step: int) -> dict[str, Any]:
 def write_lines(path: Path, rows: list[dict[str, Any]]) -> None:
     """Writes JSON lines."""
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+
+
+def tables_of(rows: list[dict[str, Any]]) -> list[MetricTable]:
+    """Rows as a report has them."""
+    columns = MetricColumns()
+    columns.add(rows)
+    return columns.tables()
 
 
 def write_run(

@@ -5,9 +5,14 @@ import math
 import os
 from datetime import UTC
 
+import numpy as np
 import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 
 from pretrain.errors import ConfigError
+from pretrain.report import metric_columns
+from pretrain.report.metric_columns import read_tables, split_metrics
 from pretrain.report.run_data import MAX_METRICS, flatten, label_runs, read_lines, read_records, read_run_data
 from tests.unit.checkpoint.stand_in import save
 from tests.unit.report.run_folders import metric_row, write_lines, write_run
@@ -39,9 +44,9 @@ def test_metrics_are_columns_over_steps_and_null_is_not_finite(tmp_path):
     ]
     run = read_run_data(write_run(tmp_path / "run", rows), "x", [], "done")
     assert list(run.metrics) == ["loss"]
-    assert [step for step, _ in run.metrics["loss"]] == [1, 2, 3]
-    assert [math.isnan(value) for _, value in run.metrics["loss"]] == [False, True, True]
-    assert run.finite("loss") == [(1, 2.5)] and run.finite("nothing") == []
+    assert run.metrics["loss"].steps.tolist() == [1, 2, 3]
+    assert np.isnan(run.metrics["loss"].values).tolist() == [False, True, True]
+    assert run.finite("loss").by_step() == {1: 2.5} and run.finite("nothing").by_step() == {}
     assert run.last_step == 3
 
 
@@ -51,6 +56,40 @@ def test_steps_that_were_done_again_replace_the_rows_of_before(tmp_path):
     rows = read_lines(tmp_path / "m.jsonl", notes)
     assert [(row["step"], row["try"]) for row in rows] == [(1, 1), (2, 2)]
     assert notes == ["m.jsonl: 4 rows of steps that were done again are left out"]
+
+
+KEYS = ("loss", "lr", "val_loss", "word")
+VALUES = st.sampled_from([0, -1.5, 10**400, -math.inf, math.nan, None, True, "x", [1]]) | st.floats(-1e9, 1e9)
+ROWS = st.lists(st.tuples(st.integers(0, 9), st.dictionaries(st.sampled_from(KEYS), VALUES)), max_size=40)
+
+
+@settings(max_examples=200, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@given(ROWS)
+def test_columns_are_the_numbers_of_the_rows_in_their_order(tmp_path, rows):
+    rows = [{"step": step} | row for step, row in rows]
+    write_lines(tmp_path / "m.jsonl", rows)
+    notes: list[list[str]] = [[], []]
+    expected: dict[str, list[tuple[float, str]]] = {}
+    for row in read_lines(tmp_path / "m.jsonl", notes[0]):
+        for name, value in row.items():
+            if name != "step" and type(value) in (int, float, type(None)):
+                number = float(value) if value is not None and abs(value) < 2**1000 else math.nan
+                expected.setdefault(name, []).append((row["step"], repr(number)))
+    tables = read_tables(tmp_path / "m.jsonl", notes[1])
+    metrics = split_metrics(tables, {name for table in tables for name in table.columns} - {"step"})
+    found = {name: list(zip(steps.tolist(), map(repr, values.tolist()), strict=True))
+             for name, (steps, values) in metrics.items()}  # fmt: skip
+    assert found == expected and notes[0] == notes[1]
+
+
+def test_a_long_file_is_parsed_many_rows_at_a_time(tmp_path, monkeypatch):
+    texts: list[bytes] = []
+    monkeypatch.setattr(metric_columns, "parse_json", lambda text: texts.append(text) or json.loads(text))
+    write_lines(tmp_path / "m.jsonl", [metric_row(step) for step in range(3000)])
+    assert sum(len(table.steps) for table in read_tables(tmp_path / "m.jsonl", [])) == 3000
+    assert len(texts) < 15
+    (tmp_path / "m.jsonl").write_text('{"step":1},{"step":2}\n{"step":3,"of":[{"a":1}\n{"step":4}\n')
+    assert [table.steps.tolist() for table in read_tables(tmp_path / "m.jsonl", [])] == [[4]]
 
 
 def test_a_row_that_is_being_written_is_none_and_damaged_ones_are_counted(tmp_path):

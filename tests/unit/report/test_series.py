@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 
 from pretrain.report.series import PARTS, make_course, make_curve, seconds_of_step
 from pretrain.tracking import meter
+from tests.unit.report.run_folders import tables_of
 
 VALUES = st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=300)
 
@@ -60,14 +61,14 @@ def test_hours_add_up_the_time_of_steps_and_the_parts_go_first():
         {"step": 20, "tokens": 200.0, "step_time_s": 1.0, "forward_s": 1000.0, "evaluation_s": 800.0},
         {"step": 30, "tokens": None, "step_time_s": 1.0},
     ]
-    course = make_course(rows)
+    course = make_course(tables_of(rows))
     knots = [values.tolist() for values in (course.steps, course.tokens, course.hours)]
     assert knots == [[0.0, 10.0, 20.0], [0.0, 100.0, 200.0], [0.0, 10.0, 15.0]]
     assert (course.hours_at(15), course.tokens_at(5), course.hours_at(math.inf)) == (12.5, 50.0, 15.0)
-    assert seconds_of_step({"loss": 1.0}) is None
+    assert seconds_of_step({"loss": np.ones(1)}) is None
 
 
 def test_hours_of_steps_before_a_resumption_are_those_of_their_own_pace():
     rows = [{"step": step, "tokens": 1.0, "step_time_s": pace} for step, pace in ((10, 360.0), (20, 3600.0))]
-    assert make_course(rows, [18]).hours == pytest.approx([0.0, 1.0, 1.0 + 0.8 + 2.0])
-    assert make_course(rows, [10, 4, 30]).hours.tolist() == [0.0, 1.0, 11.0]
+    assert make_course(tables_of(rows), [18]).hours == pytest.approx([0.0, 1.0, 1.0 + 0.8 + 2.0])
+    assert make_course(tables_of(rows), [10, 4, 30]).hours.tolist() == [0.0, 1.0, 11.0]

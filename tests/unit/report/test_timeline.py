@@ -4,7 +4,7 @@ import math
 
 from pretrain.report.charts import chart_style, draw_timeline, instant, place_points, place_starts
 from pretrain.report.series import make_course
-from tests.unit.report.run_folders import attempt, metric_row, write_run
+from tests.unit.report.run_folders import attempt, metric_row, tables_of, write_run
 from tests.unit.report.test_page import read
 
 HOUR = 1800
@@ -18,8 +18,7 @@ def run_of(tmp_path, attempts, steps):
 
 def hours(run):
     """Where the rows of each start are put."""
-    points = [(step, 0.0) for step in run.course.steps[1:]]
-    return [part[:, 0].tolist() for part in place_points(place_starts(run), run.course, points)]
+    return [part.tolist() for _, part in place_points(place_starts(run), run.course, run.course.steps[1:])]
 
 
 def test_rows_of_a_start_that_ended_are_counted_back_from_its_end(tmp_path):
@@ -68,4 +67,4 @@ def test_a_run_without_rows_has_its_bars(tmp_path):
 
 
 def test_the_course_ends_where_the_rows_do():
-    assert make_course([metric_row(HOUR)]).hours_at(math.inf) == 1.0
+    assert make_course(tables_of([metric_row(HOUR)])).hours_at(math.inf) == 1.0

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from pretrain.errors import DataError, DiskError
 from pretrain.utils import io, jsonl
-from pretrain.utils.jsonl import JsonLines, read_rows, rows_with
+from pretrain.utils.jsonl import JsonLines, newest_rows, read_rows, rows_with
 from tests.helpers.waiting import LIMIT_S, finish
 
 
@@ -113,6 +113,19 @@ def test_rows_with_a_key_are_read_alone(path, long_file):
     with pytest.raises(DataError, match=r"metrics\.jsonl:6001: this line is not a JSON object with a step"):
         list(rows_with(path, "val_loss"))
     assert not list(rows_with(path.with_name("none"), "val_loss"))
+
+
+def test_the_newest_rows_with_a_key_are_read_from_the_end(path, long_file, monkeypatch):
+    for number in (100, 7000, 7990):
+        long_file[number] = b'{"step":%d,"val_loss":%d}\n' % (number // 2, number)
+    long_file[7500] = b"not json\n"
+    long_file[7600] = b'{"step":3800,"text":"val_loss%s"}\n' % (b"-" * 200_000)
+    path.write_bytes(b"".join(long_file) + b'{"step":4000,"val_loss":')
+    assert [row["val_loss"] for row in newest_rows(path, "val_loss")] == [7990, 7000, 100]
+    assert not list(newest_rows(path.with_name("none"), "val_loss"))
+    parsed = []
+    monkeypatch.setattr(jsonl, "parse_json", lambda text: parsed.append(text) or json.loads(text))
+    assert next(newest_rows(path, "loss"))["loss"] == 7999 and len(parsed) == 1
 
 
 def test_a_rewind_that_removes_nothing_does_not_touch_the_file(path):

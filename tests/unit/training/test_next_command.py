@@ -5,6 +5,7 @@ import pytest
 from pretrain.config.load import load_config
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.training.run import next_command, time_of_starts
+from tests.unit.report.run_folders import write_lines
 
 CHAT = "pretrain chat runs/instruction"
 LIKE = "--prompt 'A text like those of the data'"
@@ -45,9 +46,10 @@ def test_a_run_is_to_be_evaluated_only_where_there_is_a_validation_split():
     assert command.startswith("pretrain classify runs/bert-quickstart --text ")
 
 
-def test_the_time_of_a_run_has_that_of_a_start_that_was_killed():
+def test_the_time_of_a_run_has_that_of_a_start_that_was_killed(tmp_path):
     first = {"started": "2126-03-01T08:00:00+00:00"}
     second = {"started": "2126-03-01T09:00:00+00:00", "ended": "2126-03-01T09:00:14+00:00", "from_step": 300}
     rows = [{"step": step, "tokens": step, "step_time_s": 0.2} for step in range(50, 500, 50)]
-    assert time_of_starts(rows, [second]) == "0:14"
-    assert time_of_starts(rows, [first, second]) == "about 1:30"
+    write_lines(tmp_path / "metrics.jsonl", rows)
+    assert time_of_starts(tmp_path / "metrics.jsonl", [second]) == "0:14"
+    assert time_of_starts(tmp_path / "metrics.jsonl", [first, second]) == "about 1:30"
