@@ -23,11 +23,11 @@ if TYPE_CHECKING:
 SHARES = {
     "dialogue": 0.1,
     "dialogue_mid": 0.3,
-    "dialogue_answers": 0.55,
-    "dialogue_preferred": 0.05,
+    "dialogue_answers": 0.57,
+    "dialogue_preferred": 0.03,
 }
 """Recipes of the stages, with their shares of the minutes."""
-CONVERSATIONS_A_MINUTE = 4000
+CONVERSATIONS_A_MINUTE = 2500
 DEPTH_BY_WIDTH = 0.5
 """Exponent of the width in the number of layers: a text is read by two at least."""
 MIN_PAIRS = 64
