@@ -49,6 +49,11 @@ def test_a_dry_run_prints_each_command(folder, capsys, arguments, name, recipe):
         (["pretrain", "mine.txt", "--minutes", "0"], "'--minutes'"),
         (["pretrain", "mine.txt", "train.stepz=3"], "did you mean 'train.steps'"),
         (["pretrain", "mine.txt", "--recipe", "quickstrat"], "did you mean quickstart"),
+        (["quickstart", "--minutes", "3"], "--minutes, --ranks and --gpu go with --chat"),
+        (["quickstart", "--chat", "--gpu", "--ranks", "2"], "--ranks are of a CPU"),
+        (["data", "dialogue", "."], "exists"),
+        (["evaluate", "mine", "--plain"], "--plain is for --questions; leave it out"),
+        (["evaluate", "mine", "--questions", "a", "--tasks", "b"], "ambiguous evaluation target"),
     ],
 )
 def test_a_wish_that_cannot_be_fulfilled_is_refused_in_one_line(folder, capsys, arguments, message):
@@ -78,3 +83,17 @@ def test_minutes_become_steps_which_a_second_start_keeps(folder, warm, arguments
     assert last.startswith("next: pretrain generate runs/mine")
     again = warm(*command, cwd=folder)
     assert f"runs/mine is complete: {steps:,} steps" in again.stdout and again.stdout.splitlines()[-1] == last
+
+
+@pytest.mark.long
+def test_a_model_is_taught_to_answer_and_a_second_start_is_done(folder, warm):
+    command = ["quickstart", "--chat", "--minutes", "1", "--ranks", "1"]
+    first = warm(*command, cwd=folder)
+    assert first.code == 0, first.stderr
+    evaluated = re.findall(r"^  all +(0[.]\d+)  \d+ of 200 ", first.stdout, re.M)
+    assert len(evaluated) == 4 and float(evaluated[0]) < float(evaluated[2])
+    assert "learned | " in first.stdout
+    last = first.stdout.splitlines()[-1]
+    assert last == "next: pretrain chat runs/chat-1-preferred --temperature 0"
+    again = warm(*command, cwd=folder)
+    assert again.stdout.count(" is complete: ") == 5 and again.stdout.splitlines()[-1] == last

@@ -21,7 +21,7 @@ from pretrain.preparation.dialogue.documented import read_texts
 from pretrain.preparation.dialogue.question import UNKNOWN, Question
 from pretrain.preparation.dialogue.questions import Knowledge, ask_number
 from pretrain.preparation.dialogue.stories import NAMES, Signature, Story
-from pretrain.utils.io import new_folder, write_file
+from pretrain.utils.io import check_new_folder, new_folder, write_file
 
 HELD_OUT = {"number": 50, "text": 70, "fact": 40, "unknown": 40}
 """Held-out questions of each kind."""
@@ -57,6 +57,7 @@ def write_dialogue(folder: Path, num_conversations: int, seed: int = 0) -> list[
         ConfigError: The folder is there.
         DataError: A held-out question is in the training.
     """
+    check_new_folder(folder)
     maker = DialogueMaker()
     questions = maker.held_out(Random(f"{seed} held out"))
     keys = {one.key for one in questions}
