@@ -217,7 +217,8 @@ def build_ours(work: Work, weights: Weights, config: EngineConfig) -> tuple[Step
     else:
         fill_weights(model, draw)
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    optimizer = build_optimizer(groups, OPTIM, accelerator.device)
+    fuses = config.fuses_update(accelerator.device.type)
+    optimizer = build_optimizer(groups, OPTIM, accelerator.device, fuses=fuses)
     module = TrainModule(model, build_loss(ObjectiveConfig()))
     saves_frozen = work.finetune is None
     engine = build_engine(module, names, optimizer, accelerator, config, clip, world, saves_frozen=saves_frozen)

@@ -17,6 +17,7 @@ from tests.helpers.runs import ROOT, SOURCE_PATH, RunMaker
 from tests.helpers.waiting import finish, wait_until
 
 ALONE = ("engine={kind: single, zero_stage: 0}",)
+IN_16_BITS = ("engine={kind: auto, zero_stage: 0, precision: bf16}",)
 
 
 # Dropout depends on the attempt. The first of the killed run does not come to its end, where the drill is late.
@@ -55,9 +56,10 @@ def drill(maker: RunMaker, output: Path, *arguments: str) -> Result:
 
 
 @pytest.mark.long
-def test_one_kill_of_one_process_changes_nothing_and_other_settings_are_refused(make_run, tmp_path):
+@pytest.mark.parametrize("engine", [ALONE, IN_16_BITS], ids=["fp32", "bf16"])
+def test_one_kill_of_one_process_changes_nothing_and_other_settings_are_refused(make_run, tmp_path, engine):
     output = tmp_path / "drill"
-    options = (*ALONE, "--steps", "12", "--every", "2", "--kills", "1")
+    options = (*engine, "--steps", "12", "--every", "2", "--kills", "1")
     done = drill(make_run, output, *options, "--json")
     assert done.code == 0, done.stdout + done.stderr
     facts = json.loads(done.stdout)
@@ -72,8 +74,9 @@ def test_one_kill_of_one_process_changes_nothing_and_other_settings_are_refused(
 
 
 @pytest.mark.long
-def test_kills_of_ranks_launcher_and_all_at_once_change_nothing(make_run, tmp_path):
-    options = ("--ranks", "2", "--every", "3", "--kills", "4", "--steps", "20", "--target", "any", "--seed", "3")
+@pytest.mark.parametrize("engine", [(), IN_16_BITS], ids=["zero2", "ddp"])
+def test_kills_of_ranks_launcher_and_all_at_once_change_nothing(make_run, tmp_path, engine):
+    options = (*engine, "--ranks", "2", "--every", "3", "--kills", "4", "--steps", "20", "--target", "any", "--seed", "3")
     part = drill(make_run, tmp_path / "drill", *options, "--at-most", "2")
     assert part.code == EXIT_RESUME_ME
     assert part.stdout == "2 of 4 kills are done; the same command continues\n"

@@ -28,9 +28,11 @@ class Case:
     accumulation: int
     precision: str
     ranks: int
+    kind: str = "deepspeed"
 
     def __str__(self) -> str:
-        return f"{self.shape}-zero{self.stage}-accumulation{self.accumulation}-{self.precision}-{self.ranks}ranks"
+        engine = f"zero{self.stage}" if self.kind == "deepspeed" else self.kind
+        return f"{self.shape}-{engine}-accumulation{self.accumulation}-{self.precision}-{self.ranks}ranks"
 
 
 SHAPE_NAMES = tuple(SHAPES)
@@ -45,7 +47,11 @@ CASES = [
     for row in range(4)
     for column in range(3)
 ]
-"""Every shape meets every stage; the rest meets in pairs."""
+CASES += [
+    Case("decoder", stage=0, accumulation=4, precision="bf16", ranks=1, kind="auto"),
+    Case("encoder-decoder", stage=0, accumulation=1, precision="bf16", ranks=2, kind="auto"),
+]
+"""Every shape meets every stage; the rest meets in pairs. `auto` is one process and DDP there."""
 
 
 def prepare_small(folder: Path) -> Path:
@@ -73,7 +79,7 @@ def write_case(folder: Path, data: Path, case: Case) -> Path:
     folder.mkdir(parents=True)
     preset, stacks, objective = SHAPES[case.shape]
     micro = ROWS // case.ranks // case.accumulation
-    engine = {"kind": "deepspeed", "zero_stage": case.stage, "precision": case.precision, "device": "cpu"}
+    engine = {"kind": case.kind, "zero_stage": case.stage, "precision": case.precision, "device": "cpu"}
     text = f"""
 seed: 7
 run: {{dir: {folder}, name: run}}

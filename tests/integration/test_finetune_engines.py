@@ -10,7 +10,7 @@ from tests.helpers.runs import tensors_of
 
 WORKER = "tests.integration.finetune_workers:continued"
 FP32 = [*(["deepspeed", stage, "fp32"] for stage in range(4)), ["ddp", 0, "fp32"]]
-BF16 = [["deepspeed", stage, "bf16"] for stage in (0, 2, 3)]
+BF16 = [["deepspeed", stage, "bf16"] for stage in (0, 2, 3)] + [["ddp", 0, "bf16"]]
 FROZEN = ("embedding.weight", "decoder.blocks.0.")
 
 
@@ -36,9 +36,11 @@ def check(found: dict, cases: list, folder: Path, finetune: str, tolerance: floa
             assert {"embedding.weight", "decoder.blocks.0.attention.qkv.weight", "decoder.norm.weight"} <= weights
 
 
-@pytest.mark.parametrize("finetune", ["freeze", "lora", "dora"])
-def test_one_process_saves_what_is_trained_and_goes_on_from_it_bit_for_bit(tmp_path, finetune):
-    cases = [["single", 0, "fp32"]]
+@pytest.mark.parametrize(
+    ("finetune", "precision"), [("freeze", "fp32"), ("lora", "fp32"), ("dora", "fp32"), ("lora", "bf16")]
+)
+def test_one_process_saves_what_is_trained_and_goes_on_from_it_bit_for_bit(tmp_path, finetune, precision):
+    cases = [["single", 0, precision]]
     (found,) = run_in_ranks(WORKER, 1, {"cases": cases, "folder": str(tmp_path), "finetune": finetune})
     assert found["followed"] == found["loaded"]
     check(found, cases, tmp_path, finetune, 0)

@@ -40,6 +40,8 @@ QUICK_PAIRS = [
     ([1, "single", 0, "fp32"], [2, "deepspeed", 3, "fp32"], "one"),
     ([2, "deepspeed", 2, "fp32"], [2, "ddp", 0, "fp32"], "all"),
     ([2, "deepspeed", 3, "fp32"], [1, "deepspeed", 2, "bf16"], "all"),
+    ([1, "auto", 2, "bf16"], [2, "deepspeed", 2, "bf16"], "one"),
+    ([2, "ddp", 0, "bf16"], [1, "auto", 2, "bf16"], "all"),
 ]
 
 

@@ -23,6 +23,8 @@ PAIRS = [
     ([2, "deepspeed", 0, "bf16"], [1, "deepspeed", 3, "fp32"]),
     ([2, "deepspeed", 1, "fp32"], [1, "deepspeed", 2, "bf16"]),
     ([2, "deepspeed", 3, "fp32"], [1, "deepspeed", 0, "fp32"]),
+    ([2, "ddp", 0, "bf16"], [1, "single", 0, "bf16"]),
+    ([1, "auto", 2, "bf16"], [2, "deepspeed", 3, "bf16"]),
 ]
 """Layouts of a run, and those that its last checkpoint is loaded in."""
 ALONE = ("engine.kind=single", "engine.zero_stage=0", "model.decoder.dropout=0")
@@ -74,9 +76,10 @@ def test_it_follows_the_weights_in_every_layout_and_loads_in_another_bit_for_bit
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("stage", [2, 3])
-def test_a_resumed_run_and_one_that_evaluates_have_the_same_average_to_the_bit(make_run, stage):
-    course = (*AVERAGE, f"engine.zero_stage={stage}", "train.steps=6")
+@pytest.mark.parametrize("engine", [{"zero_stage": 2}, {"zero_stage": 3}, {"kind": "ddp", "zero_stage": 0, "precision": "bf16"}], ids=str)
+def test_a_resumed_run_and_one_that_evaluates_have_the_same_average_to_the_bit(make_run, engine):
+    engine = {"kind": "deepspeed", "precision": "fp32"} | engine
+    course = (*AVERAGE, f"engine={json.dumps(engine)}", "train.steps=6")
     make_run.train("golden", *course)
     make_run.train("ours", *course, "eval.every_steps=2", "train.stop_after=4")
     make_run.train("ours", *course, "eval.every_steps=1")
