@@ -55,6 +55,13 @@ class EngineConfig(Section):
     """Compile each block, and the loss, with torch.compile. `auto`: on CUDA, where there is a C compiler,
     without `feedforward_tiles`.
     On a CPU, checkpointed blocks of packed rows run uncompiled."""
+    compile_mode: Annotated[Literal["default", "max-autotune-no-cudagraphs"], OnResume.WARN] = "default"
+    """Mode of torch.compile for blocks. `max-autotune-no-cudagraphs`: of each matrix product several
+    kernels are timed at the first step, which takes minutes, and the fastest is taken."""
+    compile_scope: Annotated[Literal["block", "stack"], OnResume.WARN] = "block"
+    """Extent of a compiled graph. `block`: one graph for all blocks that are alike. `stack`: all blocks
+    and the last norm, whose neighbours are fused across blocks; takes longer to compile, by the
+    number of blocks. Not with ZeRO 3, which gathers weights between blocks."""
     deterministic: Annotated[bool, OnResume.WARN] = False
     """Use deterministic CUDA kernels (the CPU is always deterministic)."""
     offload_optimizer: Annotated[Literal["none", "cpu"], OnResume.FREE] = "none"
@@ -154,6 +161,7 @@ class EngineConfig(Section):
             yield from self._fp8_conflicts()
         if self.feedforward_tiles > 1:
             yield from self._tile_conflicts()
+        yield from self._compile_conflicts()
         sums_bf16 = self.precision == "bf16" and self.zero_stage >= 2
         if self.gradient_bytes > self.compute_bytes and not (self.is_replicated or sums_bf16):
             need = "gradients=fp32 needs precision=bf16 and zero_stage=2 or 3"
@@ -169,6 +177,16 @@ class EngineConfig(Section):
             yield need, "use kind=deepspeed and zero_stage=1, 2 or 3"
         if self.offload_params != "none" and self.zero_stage != 3:
             yield "offload_params=cpu requires sharded weights", "use kind=deepspeed and zero_stage=3"
+
+    def _compile_conflicts(self) -> Conflicts:
+        named = {"compile_mode": self.compile_mode != "default", "compile_scope": self.compile_scope == "stack"}
+        for key, is_set in named.items():
+            if is_set and self.compile is False:
+                yield f"{key}={getattr(self, key)} is of compiled blocks, and compile=false", "leave one of them out"
+        if self.compile_scope == "stack" and self.zero_stage == 3:
+            yield "compile_scope=stack leaves no place to gather weights at zero_stage=3", "use compile_scope=block"
+        if self.compile_scope == "stack" and self.offload_activations != "none":
+            yield "compile_scope=stack leaves no place between blocks for offload_activations", "use compile_scope=block"
 
     def _fp16_conflicts(self) -> Conflicts:
         if self.is_replicated:

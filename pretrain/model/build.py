@@ -36,6 +36,7 @@ from pretrain.model.expert_parallel import share_experts
 from pretrain.model.lazy_compiler import UnsetWeights, defer_compiler
 from pretrain.model.parts.head import Head
 from pretrain.model.recurrent.recurrent import Recurrent, check_engine, draw_recurrent
+from pretrain.model.stack import Stack
 from pretrain.model.tensor_parallel import mark_parts, share_tensors
 from pretrain.model.transformer import Transformer
 from pretrain.parts import Part, part_of
@@ -334,17 +335,23 @@ def build_model(
         if not storage:
             model.allow_swaps()
     elif _compiles(engine, device):
-        _compile_blocks(model)
+        _compile_blocks(model, engine)
     return model
 
 
-def _compile_blocks(model: Transformer) -> None:
+def _compile_blocks(model: Transformer, engine: EngineConfig) -> None:
     # Not by the argument of torch.compile, which torch 2.13 alone has.
     limits = torch._dynamo.config
     limits.recompile_limit = max(limits.recompile_limit, MAX_BLOCK_GRAPHS)
+    compiled = partial(torch.compile, mode=engine.compile_mode)
+    within = set()
+    if engine.compile_scope == "stack":
+        within = {block for stack in model.modules() if isinstance(stack, Stack) for block in stack.blocks}
     for module in model.modules():
-        if isinstance(module, Block):
-            # Only the forward: hooks of an engine stay outside of the graph, names do not change.
-            module.forward = torch.compile(module.forward)  # type: ignore[method-assign]
+        # Only the forward: hooks of an engine stay outside of the graph, names do not change.
+        if isinstance(module, Block) and module not in within:
+            module.forward = compiled(module.forward)  # type: ignore[method-assign]
+        elif isinstance(module, Stack) and within:
+            module.pass_blocks = compiled(module.pass_blocks)  # type: ignore[method-assign]
         elif isinstance(module, Head):
             module.compiles_loss = True

@@ -117,32 +117,40 @@ class Stack(nn.Module):
         memory = self._prepare_memory(embedded_BTD, rows, encoded)
         x_BTD = self._read(placed.x_BTD, rows)
         tables = [embedding(rows.tokens_BT) for embedding in self.value_embedding]
+        counted_BT = _counted(x_BTD, rows) if self.has_experts and cache is None else None
+        contexts = []
+        for number, table in enumerate(self.value_tables):
+            others = () if table is None else (tables[table],)
+            layer_cache = None if cache is None else cache.layers[number]
+            contexts.append(AttentionContext(masks[number], self._rotation(placed, number), layer_cache, others))
+        hidden_BTD, sums = self.pass_blocks(x_BTD, contexts, memory, counted_BT)
+        ahead: tuple[Tensor, ...] = ()
+        if predictors is not None:
+            last = BlockInput(hidden_BTD, contexts[-1]._replace(others=()), counted_BT=counted_BT)
+            continuing_BT = continuing(rows.documents_BT, rows.lengths_B, embedded_BTD.shape[1])
+            ahead, further = predictors(last, embedded_BTD, continuing_BT)
+            sums += further
+        return ModelOutput(hidden_BTD, routing_LW=torch.stack(sums) if sums else None, ahead=ahead)
+
+    def pass_blocks(
+        self, x_BTD: Tensor, contexts: list[AttentionContext], memory: Memory | None, counted_BT: Tensor | None
+    ) -> tuple[Tensor, list[Tensor]]:
+        """Passes the stream through all blocks and the last norm; returns also the sums of experts."""
         values: tuple[Tensor, ...] = ()
         first_BTD = x_BTD if self.residual_scalars else None
-        counted_BT = _counted(x_BTD, rows) if self.has_experts and cache is None else None
         sums: list[Tensor] = []
         # Around a block's call, and so outside of what is compiled and of an engine's hooks.
         offload = self.offload if torch.is_grad_enabled() else None
-        for number, block in enumerate(self.blocks):
-            table = self.value_tables[number]
-            others = values if table is None else (*values, tables[table])
-            layer_cache = None if cache is None else cache.layers[number]
-            context = AttentionContext(masks[number], self._rotation(placed, number), layer_cache, others)
+        for number, (block, context) in enumerate(zip(self.blocks, contexts, strict=True)):
+            mixed = AttentionContext(*context[:3], (*values, *context.others))
             with nullcontext() if offload is None else offload.block(number):
-                output: BlockOutput = block(*BlockInput(x_BTD, context, memory, first_BTD, counted_BT))
+                output: BlockOutput = block(*BlockInput(x_BTD, mixed, memory, first_BTD, counted_BT))
             x_BTD = output.x_BTD
             if output.values_BTKH is not None:
                 values = (output.values_BTKH,)
             if output.routing_W is not None:
                 sums.append(output.routing_W)
-        hidden_BTD = self.norm(x_BTD)
-        ahead: tuple[Tensor, ...] = ()
-        if predictors is not None:
-            last = BlockInput(hidden_BTD, context._replace(others=()), counted_BT=counted_BT)
-            continuing_BT = continuing(rows.documents_BT, rows.lengths_B, embedded_BTD.shape[1])
-            ahead, further = predictors(last, embedded_BTD, continuing_BT)
-            sums += further
-        return ModelOutput(hidden_BTD, routing_LW=torch.stack(sums) if sums else None, ahead=ahead)
+        return self.norm(x_BTD), sums
 
     def _place(self, x_BTD: Tensor, rows: StackRows, cache: KVCache | None) -> tuple[CachePlace, PositionedInput]:
         length = x_BTD.shape[1]

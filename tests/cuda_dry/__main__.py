@@ -49,7 +49,8 @@ TOKENIZERS = {
     "bert": "{kind: wordpiece, vocab_size: 300, roles: bert}",
     "t5": "{kind: bpe, vocab_size: 400, roles: t5, sentinels: 100}",
 }
-DDP = ["engine.kind=ddp", "engine.zero_stage=0", "engine.gradients=fp32"]
+DDP = ["engine.kind=ddp", "engine.zero_stage=0"]
+SINGLE = ["engine.kind=single", "engine.zero_stage=0"]
 OF_8 = ["WORLD_SIZE=8", "batch.micro=1"]
 # No prefetching thread: with rows of another length each step, the thread's pace decides which
 # pinned blocks are free again.
@@ -73,7 +74,8 @@ CASES = {
     "zero2, 8 ranks": [*OF_8, "engine.zero_stage=2"],
     "zero3, 8 ranks": [*OF_8, "engine.zero_stage=3"],
     "ddp, 8 ranks": [*OF_8, *DDP],
-    "single": ["engine.kind=single", "engine.zero_stage=0", "engine.gradients=fp32"],
+    "single": SINGLE,
+    "autocast": [*SINGLE, "engine.gradients=fp32"],
     "fp16": ["engine.zero_stage=2", "engine.precision=fp16"],
     "fp32": ["engine.precision=fp32"],
     "fp32 gradients": ["engine.zero_stage=2", "engine.gradients=fp32"],
@@ -90,6 +92,8 @@ CASES = {
     "compiled, zero3": ["engine.compile=true", "engine.zero_stage=3"],
     "compiled, selective": ["engine.compile=true", "engine.activation_checkpointing=selective"],
     "compiled, ddp": ["engine.compile=true", *DDP],
+    "compiled, single": ["engine.compile=true", *SINGLE],
+    "compiled, ddp, 8 ranks": ["engine.compile=true", *OF_8, *DDP],
     "compiled, muon": ["engine.compile=true", "engine.zero_stage=2", "optim.kind=muon"],
     "compiled, fp8": ["engine.compile=true", "engine.fp8=tensorwise"],
     "full": ["engine.activation_checkpointing=full"],

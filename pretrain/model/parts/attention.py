@@ -76,19 +76,21 @@ class SelfAttention(nn.Module):
         projected = self.qkv(x_BTD)
         # Its own lengths: ranks that share matrices gather the columns of all.
         heads = projected.view(*projected.shape[:2], -1, self.head_width)  # [B, T, N + 2 K, H]
-        qk, own_BTKH = heads.split_with_sizes((self.heads + self.kv_heads, self.kv_heads), dim=2)
+        sizes = (self.heads, self.kv_heads, self.kv_heads)
+        if rotation is not None and self.query_norm is None:
+            # Queries and keys are adjacent: one rotation of both instead of two.
+            qk, own_BTKH = heads.split_with_sizes((sum(sizes[:2]), sizes[2]), dim=2)
+            q_BTNH, k_BSKH = rotate(qk, rotation).split_with_sizes(sizes[:2], dim=2)
+        else:
+            # Elsewhere one split, whose gradient is one copy.
+            q_BTNH, k_BSKH, own_BTKH = heads.split_with_sizes(sizes, dim=2)
         v_BSKH = own_BTKH if self.value_mix is None else mix_values(self.value_mix, own_BTKH, tables)
         if self.query_norm is not None and self.key_norm is not None:
-            q_BTNH, k_BSKH = qk.split((self.heads, self.kv_heads), dim=2)
             q_BTNH = norm_heads(self.query_norm, q_BTNH)
             k_BSKH = norm_heads(self.key_norm, k_BSKH)
             if rotation is not None:
                 q_BTNH = rotate(q_BTNH, rotation)
                 k_BSKH = rotate(k_BSKH, rotation)
-        else:
-            # Queries and keys are adjacent: one rotation of both instead of two.
-            qk = qk if rotation is None else rotate(qk, rotation)
-            q_BTNH, k_BSKH = qk.split_with_sizes((self.heads, self.kv_heads), dim=2)
         if cache is not None:
             k_BSKH, v_BSKH = cache.append(k_BSKH, v_BSKH)
         options: dict[str, Any] = {"dropout": self.dropout if self.training else 0.0, "scale": self.scale}

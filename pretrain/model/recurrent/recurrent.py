@@ -310,6 +310,8 @@ def check_engine(engine: EngineConfig) -> None:
         "offload_activations": ("none",),
         "feedforward_tiles": (1,),
         "compile": (False, "auto"),
+        "compile_mode": ("default",),
+        "compile_scope": ("block",),
         "fp8": ("off",),
     }
     for key, plain in needs_blocks.items():

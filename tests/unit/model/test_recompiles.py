@@ -10,6 +10,7 @@ from pretrain.config.model import ModelConfig
 from pretrain.config.presets import expand_preset
 from pretrain.model import build_model
 from pretrain.model.backends import flex
+from pretrain.model.build import init_weights
 from pretrain.types import Batch, StackRows
 
 LENGTHS_AND_DOCUMENTS = [(64, 2), (64, 16), (48, 3), (32, 1), (32, 5)]
@@ -39,15 +40,17 @@ def flex_kernel(q_BNTH, k, v, *, score_mod, block_mask, scale, enable_gqa, kerne
 
 
 @pytest.mark.parametrize(
-    ("model", "attention", "kinds"),
+    ("model", "attention", "scope", "kinds"),
     [
-        ({"preset": "llama-tiny"}, "varlen", 1),
-        ({"preset": "modernbert-tiny"}, "varlen", 3),  # the first has no norm of attention, others are global or local
-        ({"preset": "t5-tiny", "encoder": {"dropout": 0}, "decoder": {"dropout": 0}}, "flex", 2),  # of either stack
+        ({"preset": "llama-tiny"}, "varlen", "block", 1),
+        # The first block has no norm of attention, others are global or local.
+        ({"preset": "modernbert-tiny"}, "varlen", "block", 3),
+        ({"preset": "t5-tiny", "encoder": {"dropout": 0}, "decoder": {"dropout": 0}}, "flex", "block", 2),
+        pytest.param({"preset": "llama-tiny"}, "varlen", "stack", 1, marks=pytest.mark.long),
     ],
-    ids=["llama", "modernbert", "t5"],
+    ids=["llama", "modernbert", "t5", "llama, stack"],
 )
-def test_a_kind_of_block_has_few_graphs_and_none_runs_eagerly(model, attention, kinds, monkeypatch):
+def test_a_kind_of_block_has_few_graphs_and_none_runs_eagerly(model, attention, scope, kinds, monkeypatch):
     graphs = []
 
     def count(graph, _):
@@ -60,9 +63,11 @@ def test_a_kind_of_block_has_few_graphs_and_none_runs_eagerly(model, attention, 
     # Restored at the end: the model raises the limit of the process.
     with torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=8):
         config = ModelConfig.model_validate(expand_preset({**model, "vocab_size": 64}))
-        engine = PLAIN_ENGINE.model_copy(update={"compile": True, "attention": attention, "precision": "bf16"})
+        compiled = {"compile": True, "compile_scope": scope}
+        engine = PLAIN_ENGINE.model_copy(update={**compiled, "attention": attention, "precision": "bf16"})
         # Built for no device: a CPU has neither of these backends.
         built = build_model(config, engine, torch.device("meta")).to_empty(device="cpu").to(torch.bfloat16)
+        init_weights(built, config, seed=0)
         for stack in built.stacks if attention == "varlen" else ():
             stack.backend.kernel = varlen_kernel
         for length, documents in LENGTHS_AND_DOCUMENTS:
@@ -70,5 +75,8 @@ def test_a_kind_of_block_has_few_graphs_and_none_runs_eagerly(model, attention, 
             for training in (True, False):
                 built.train(training)
                 with torch.set_grad_enabled(training):
-                    built(batch, logits=False)
+                    found = built(batch, logits=False)
+        with torch.compiler.set_stance("force_eager"):
+            plain = built(batch, logits=False)
+        assert torch.equal(plain.hidden_BTD, found.hidden_BTD)
     assert 2 * kinds <= len(graphs) <= 6 * kinds
