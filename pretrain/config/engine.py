@@ -28,11 +28,12 @@ class EngineConfig(Section):
     """Compute dtype. `bf16`: weights and gradients of 16 bits, fp32 master weights. `fp32`: on a
     GPU without TF32, at a tenth of the speed. `fp16`: fp32 master weights and dynamic loss
     scaling; only with ZeRO 1 to 3 on a GPU."""
-    fp8: Annotated[Literal["off", "tensorwise", "rowwise"], OnResume.WARN] = "off"
+    fp8: Annotated[Literal["off", "auto", "tensorwise", "rowwise"], OnResume.WARN] = "off"
     """FP8 products of the blocks' matrices, by torchao (the extra `fp8`); with `precision: bf16` and
-    ZeRO 0 to 2, on a GPU of compute capability 8.9 or more. `tensorwise`: one scale a tensor,
-    faster. `rowwise`: one a row, more exact. Weights and checkpoints stay as they are. A CPU
-    emulates it, slowly, for tests."""
+    ZeRO 0 to 2, or 3 with `activation_checkpointing: full` of each block, on a GPU of compute
+    capability 8.9 or more. `tensorwise`: one scale a tensor, faster. `rowwise`: one a row, more exact.
+    `auto`: the faster one where it pays by `pretrain plan`, else `off`. Weights and checkpoints
+    stay as they are. A CPU emulates it, slowly, for tests."""
     gradients: Annotated[Literal["compute", "fp32"], OnResume.WARN] = "compute"
     """Dtype in which bf16 gradients are summed over micro-batches and ranks. `compute`: bf16.
     `fp32`: more exact for many micro-batches or hundreds of ranks, at twice the bytes; with ZeRO 2
@@ -62,6 +63,10 @@ class EngineConfig(Section):
     """Extent of a compiled graph. `block`: one graph for all blocks that are alike. `stack`: all blocks
     and the last norm, whose neighbours are fused across blocks; takes longer to compile, by the
     number of blocks. Not with ZeRO 3, which gathers weights between blocks."""
+    loss_chunk: Annotated[Literal["auto", "whole"], OnResume.WARN] = "auto"
+    """Logits that the loss holds at once. `auto`: 2^28 on a GPU of 60 GiB or more, 2^26 on a smaller
+    one, 2^24 on a CPU. `whole`: those of a micro-batch, where they fit by `pretrain plan`, else as
+    `auto`; the head's gradient then is one sum, of another rounding."""
     deterministic: Annotated[bool, OnResume.WARN] = False
     """Use deterministic CUDA kernels (the CPU is always deterministic)."""
     offload_optimizer: Annotated[Literal["none", "cpu"], OnResume.FREE] = "none"
@@ -89,6 +94,16 @@ class EngineConfig(Section):
         if self.compile == "auto":
             return device == "cuda" and self.feedforward_tiles == 1
         return self.compile
+
+    @property
+    def has_fp8(self) -> bool:
+        """Whether products are in FP8; not known yet of `auto`."""
+        return self.fp8 not in ("off", "auto")
+
+    @property
+    def recomputes_all(self) -> bool:
+        """Whether each block keeps its input alone for the backward pass."""
+        return self.activation_checkpointing == "full" and self.activation_checkpointing_every == 1
 
     @property
     def arithmetic(self) -> str:
@@ -157,7 +172,7 @@ class EngineConfig(Section):
             )
         if self.precision == "fp16":
             yield from self._fp16_conflicts()
-        if self.fp8 != "off":
+        if self.has_fp8:
             yield from self._fp8_conflicts()
         if self.feedforward_tiles > 1:
             yield from self._tile_conflicts()
@@ -183,10 +198,13 @@ class EngineConfig(Section):
         for key, is_set in named.items():
             if is_set and self.compile is False:
                 yield f"{key}={getattr(self, key)} is of compiled blocks, and compile=false", "leave one of them out"
-        if self.compile_scope == "stack" and self.zero_stage == 3:
-            yield "compile_scope=stack leaves no place to gather weights at zero_stage=3", "use compile_scope=block"
-        if self.compile_scope == "stack" and self.offload_activations != "none":
-            yield "compile_scope=stack leaves no place between blocks for offload_activations", "use compile_scope=block"
+        between = {
+            "to gather weights at zero_stage=3": self.zero_stage == 3,
+            "for offload_activations": self.offload_activations != "none",
+        }
+        for what, is_set in between.items() if self.compile_scope == "stack" else ():
+            if is_set:
+                yield f"compile_scope=stack leaves no place between blocks {what}", "use compile_scope=block"
 
     def _fp16_conflicts(self) -> Conflicts:
         if self.is_replicated:
@@ -205,11 +223,11 @@ class EngineConfig(Section):
                 f"fp8={self.fp8} needs precision=bf16, which the other operations run in, not {self.precision}",
                 "change it, or use fp8=off",
             )
-        if self.zero_stage == 3:
+        if self.zero_stage == 3 and not self.recomputes_all:
             # torchao saves a view of the weight for the backward pass, and DeepSpeed frees nothing then.
             yield (
                 f"fp8={self.fp8} would keep every gathered weight until the backward pass at zero_stage=3",
-                "use zero_stage=0, 1 or 2, or fp8=off",
+                "use activation_checkpointing=full of each block, zero_stage=0, 1 or 2, or fp8=off",
             )
 
     def _tile_conflicts(self) -> Conflicts:
@@ -217,7 +235,7 @@ class EngineConfig(Section):
         reasons = {
             keeps: self.activation_checkpointing == "selective",
             "compile=true fuses them": self.compile is True,
-            "fp8 has rules for the number of their tokens": self.fp8 != "off",
+            "fp8 has rules for the number of their tokens": self.has_fp8,
         }
         for why, is_set in reasons.items():
             if is_set:
@@ -277,7 +295,7 @@ def sequence_conflicts(ranks: int, engine: EngineConfig, model: AnyModelConfig) 
     if engine.kind == "single":
         yield f"{key} cuts rows over ranks, and engine.kind=single is one process", "use deepspeed or ddp"
     yield from _neighbour_conflicts(key, model, whole)
-    if engine.fp8 != "off":
+    if engine.has_fp8:
         yield f"{key} was not tried with engine.fp8={engine.fp8}", "use engine.fp8=off"
     for name, stack in _stacks(model).items():
         if mixers := stack.lacking("sequence"):
@@ -338,7 +356,7 @@ def _part_conflicts(key: str, engine: EngineConfig, part: str, *, left_out: str,
         )
     if engine.precision == "fp16":
         yield f"{key} was not tried with engine.precision=fp16", "use engine.precision=bf16"
-    if engine.fp8 != "off":
+    if engine.has_fp8:
         yield f"{key} was not tried with engine.fp8={engine.fp8}", "use engine.fp8=off"
 
 

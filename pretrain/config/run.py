@@ -211,7 +211,7 @@ class RunConfig(Section):
                 sizes = nearest_multiples(tokens, length * self.batch.micro)
                 yield f"{key}={tokens} must be a multiple of batch.seq_len={length}", f"use {sizes}"
         yield from training_conflicts(self.optim, self.engine, self.model, self.batch)
-        if self.engine.fp8 != "off" and isinstance(self.model, ModelConfig):
+        if self.engine.has_fp8 and isinstance(self.model, ModelConfig):
             yield from fp8_conflicts(self.model, self.batch, self.lengths, crops=self.data.packing == "padded")
 
     def _parallel_conflicts(self) -> Conflicts:
@@ -274,7 +274,7 @@ class RunConfig(Section):
             )
         if self.optim.transfer is not None:
             yield "optim.transfer has no rule for the adapters of finetune.kind=lora", "leave it out"
-        if self.engine.fp8 != "off":
+        if self.engine.has_fp8:
             yield "finetune.kind=lora adapts linear layers of torch, which FP8 replaces", "use engine.fp8=off"
         if self.model.kind == "recurrent":
             yield "finetune.kind=lora adapts Transformer blocks, which model.kind=recurrent lacks"
@@ -322,7 +322,7 @@ def _generator_conflicts(config: RunConfig) -> Conflicts:
         "parallel.sequence": config.parallel.sequence > 1,
         "finetune.kind": config.finetune.kind == "lora",
         "optim.transfer": config.optim.transfer is not None,
-        "engine.fp8": config.engine.fp8 != "off",
+        "engine.fp8": config.engine.has_fp8,
     }
     for name, is_on in untried.items():
         if heads and is_on:

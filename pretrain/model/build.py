@@ -20,7 +20,7 @@ import shutil
 import sysconfig
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -222,14 +222,25 @@ def fill_weights(model: nn.Module, draw: Callable[[str, torch.Size], Tensor]) ->
         weight.copy_(part.take(draw(name, part.whole(weight.shape))))
 
 
-def _compiles(engine: EngineConfig, device: torch.device) -> bool:
+def _missing_for_triton() -> str:
     compiler = shutil.which(os.environ.get("CC") or "gcc") or shutil.which("clang")
     headers = Path(sysconfig.get_path("include"), "Python.h")
-    if engine.compile == "auto" and engine.compiles(device.type) and not (compiler and headers.is_file()):
-        missing = f"{headers}" if compiler else "a C compiler (gcc, clang, CC)"
-        log.warning("blocks run uncompiled, slower: Triton needs %s; install it, or set engine.compile=false", missing)
+    if compiler and headers.is_file():
+        return ""
+    return f"{headers}" if compiler else "a C compiler (gcc, clang, CC)"
+
+
+def compiles_on(engine: EngineConfig, device: torch.device) -> bool:
+    """Returns whether blocks are compiled; by `auto`, not on a machine without what Triton needs."""
+    if engine.compile == "auto" and engine.compiles(device.type) and (missing := _missing_for_triton()):
+        _warn_uncompiled(missing)
         return False
     return engine.compiles(device.type)
+
+
+@cache
+def _warn_uncompiled(missing: str) -> None:
+    log.warning("blocks run uncompiled, slower: Triton needs %s; install it, or set engine.compile=false", missing)
 
 
 def convert_to_fp8(module: nn.Module, recipe: str, device: torch.device) -> None:
@@ -319,7 +330,7 @@ def build_model(
             if world is not None:
                 share_experts(model, world, engine.group_timeout_s)
                 parts = share_tensors(model, world, engine.group_timeout_s)
-            if engine.fp8 != "off":
+            if engine.has_fp8:
                 for stack in model.stacks:
                     convert_to_fp8(stack.blocks, engine.fp8, device)
             if device.type == "cuda":
@@ -334,7 +345,7 @@ def build_model(
     if isinstance(model, Recurrent):
         if not storage:
             model.allow_swaps()
-    elif _compiles(engine, device):
+    elif compiles_on(engine, device):
         _compile_blocks(model, engine)
     return model
 

@@ -48,7 +48,8 @@ class Model(Protocol):
     `head(hidden_BTD, loss)` returns `loss(hidden_BTD, weight_VD, bias_V)`, evaluated inside of the
     head's forward: only there are the head's weights gathered under ZeRO stage 3.
     `head.num_scores` is the number of rows of the weight, without padding; `head.compiles_loss`
-    asks for the compiled loss; `head.shared` are the ranks over which these rows are cut, if any.
+    asks for the compiled loss, `head.chunk_logits` for a size of chunks; `head.shared` are the ranks
+    over which these rows are cut, if any.
     `embedding.patches(pixels_BCYX)` returns what a head of pixels predicts. `generator` is the model
     whose samples replace tokens (`objective.kind: replaced`).
     """
@@ -124,6 +125,7 @@ def sum_token_loss(
             z_loss=z_loss,
             soft_cap=model.head.soft_cap,
             compiled=model.head.compiles_loss,
+            chunk_logits=model.head.chunk_logits,
             shared=model.head.shared,
         )
 
@@ -192,6 +194,7 @@ def linear_cross_entropy(
     z_loss: float = 0.0,
     soft_cap: float | None = None,
     compiled: bool = False,
+    chunk_logits: int = 0,
     shared: Any = None,
 ) -> LossOutput:
     """Sums the cross-entropy of `softmax(hidden weight^T + bias)` over the targets.
@@ -210,6 +213,7 @@ def linear_cross_entropy(
         z_loss: Coefficient of the squared log of the softmax's denominator.
         soft_cap: Bound that logits approach, `cap tanh(logits / cap)`; None: unbounded.
         compiled: Compile what is between the matrix products, at the first call.
+        chunk_logits: Logits that are held at once; 0: by the device.
         shared: Ranks that share the vocabulary and the tokens; then collective (`TensorRanks`).
     """
     hidden = hidden_BTD.flatten(0, -2)
@@ -227,9 +231,10 @@ def linear_cross_entropy(
         bias_V = None if bias_V is None else bias_V.to(dtype)
     assert weights_P is None or not (label_smoothing or z_loss or shared), "log-probabilities"
     inputs = hidden, weight_VD, bias_V, targets, mixed_P2, weights_P
+    num_logits = chunk_logits or logits_of_chunk(hidden.device)
     with torch.autocast(device, enabled=False):
         # Inside a Function gradients are always off: the current mode is passed in.
-        return LossOutput(*_Sums.apply(*inputs, form, torch.is_grad_enabled(), sum_logits, shared))
+        return LossOutput(*_Sums.apply(*inputs, form, torch.is_grad_enabled(), sum_logits, num_logits, shared))
 
 
 class _Gradients:
@@ -273,6 +278,7 @@ class _Sums(torch.autograd.Function):
         form: CrossEntropy,
         grad_enabled: bool,
         sum_logits: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]],
+        num_logits: int,
         shared: Any,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         exact = torch.promote_types(hidden_PD.dtype, torch.float32)
@@ -284,7 +290,7 @@ class _Sums(torch.autograd.Function):
         grads = _Gradients(hidden_PD, weight_VD, bias_V, needed, exact)
         needs_grad = any(needed)
         rows = weight_VD.shape[0] * (shared.size if shared is not None else 1)
-        size = max(1, logits_of_chunk(weight_VD.device) // rows)
+        size = max(1, num_logits // rows)
         for start in range(0, hidden_PD.shape[0], size):
             chunk = slice(start, start + size)
             hidden = hidden_PD[chunk]
@@ -316,7 +322,7 @@ class _Sums(torch.autograd.Function):
         # In place: a copy of the weight's gradient would cost a tenth of its product. Autograd
         # therefore refuses a second backward pass through the same graph.
         scaled = (None if saved is None else saved.mul_(grad) for saved in ctx.saved_tensors)
-        return *scaled, *(None,) * 7
+        return *scaled, *(None,) * 8
 
 
 def _round_like(grad: Tensor | None, parameter: Tensor | None) -> Tensor | None:

@@ -160,6 +160,7 @@ def sum_preference_loss(model: Model, batch: Batch, beta: float, label_smoothing
                 weights_P=weights_P,
                 soft_cap=model.head.soft_cap,
                 compiled=model.head.compiles_loss,
+                chunk_logits=model.head.chunk_logits,
             )
 
         with torch.no_grad():

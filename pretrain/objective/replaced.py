@@ -88,6 +88,7 @@ def _predict(
             vocab_size=head.num_scores,
             bias_V=bias,
             compiled=head.compiles_loss,
+            chunk_logits=head.chunk_logits,
         )
         with torch.no_grad():
             score = partial(

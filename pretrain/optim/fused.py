@@ -69,7 +69,7 @@ def update_flat(
 
 @cache
 def _compiled() -> Callable[..., None]:
-    return torch.compile(update_flat, dynamic=True, fullgraph=True)
+    return torch.compile(update_flat, dynamic=True)
 
 
 class FusedStep(torch.optim.Optimizer):

@@ -11,6 +11,7 @@ from pretrain.plan import course
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.course import StoredData
 from pretrain.plan.fp8 import fp8_products, refusal, time_ratio
+from pretrain.plan.fp8_choice import FP8_PAYS, choose_fp8, step_speedup
 from pretrain.plan.memory import host_bytes, kept_bytes, largest_micro, memory_limit, rank_memory
 from pretrain.plan.params import count_active, count_parts
 from pretrain.plan.roofline import (
@@ -27,9 +28,6 @@ from pretrain.plan.task import ParallelLayout, RunFlops, TrainingTask, known_mod
 from pretrain.plan.trained import train_new_tokens
 
 DAY_S = 86_400
-
-FP8_PAYS = 1.05
-"""Predicted speed of a step over bf16 from which FP8 is worth its rounding."""
 _MOST_ROWS = 1024
 """Largest micro-batch that is looked for."""
 
@@ -60,6 +58,7 @@ def plan_facts(
         finetune = train_new_tokens(config.model, config.finetune)
         config = config.model_copy(update={"finetune": finetune})
     task = task_of(config, known_model(config.model, *sizes))
+    config = choose_fp8(config, task, cluster)
     problems = check_fits(config, cluster, task)
     facts: dict[str, Any] = {
         "cluster": {
@@ -201,14 +200,13 @@ def _rate_facts(rate: Rate, config: RunConfig, task: TrainingTask, cluster: Clus
 
 def _fp8_facts(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> dict[str, Any] | None:
     """Returns the products of the blocks in bf16 and FP8; None where it is not asked for and cannot be used."""
-    engine, asked = layout.engine, layout.engine.fp8 != "off"
+    engine, asked = layout.engine, layout.engine.has_fp8
     why = refusal(engine, cluster)
     recipe = engine.fp8 if asked else "tensorwise"
     products = fp8_products(task, layout.micro, recipe, cluster)
     if not products or (why and not asked):
         return None
-    plain, faster = (replace(layout, engine=engine.model_copy(update={"fp8": fp8})) for fp8 in ("off", recipe))
-    step = predict_rate(task, plain, cluster).step_s / predict_rate(task, faster, cluster).step_s
+    step = step_speedup(task, layout, cluster, recipe)
     return {
         "recipe": recipe,
         "asked": asked,

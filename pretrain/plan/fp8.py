@@ -96,6 +96,6 @@ def refusal(engine: EngineConfig, cluster: Cluster) -> str:
     """Returns why FP8 cannot be used with an engine or on a GPU; empty: it can."""
     if not cluster.gpu.has_fp8:
         return f"{cluster.gpu.name} has no FP8"
-    if engine.precision != "bf16" or engine.zero_stage == 3:
-        return "FP8 needs precision=bf16 and zero_stage=0, 1 or 2"
+    if engine.precision != "bf16" or (engine.zero_stage == 3 and not engine.recomputes_all):
+        return "FP8 needs precision=bf16, and zero_stage=0, 1 or 2 or activation_checkpointing=full"
     return ""

@@ -169,6 +169,10 @@ class RankMemory:
 def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> RankMemory:
     """Counts the memory of one rank."""
     layout = layout.on(cluster.size)
+    return _count_memory(task, layout, cluster, loss_logits(task, layout, cluster))
+
+
+def _count_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster, num_logits: int) -> RankMemory:
     engine = layout.engine
     values = task.values
     each = bytes_per_parameter(
@@ -182,7 +186,7 @@ def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
     )
     copied = engine.compute_bytes / engine.zero_hpz if engine.zero_hpz > 1 else 0
     activations = activation_bytes(task, engine, layout.micro, cluster.device)
-    logits = _loss_bytes(task, layout, cluster)
+    logits = _loss_bytes(task, layout, cluster, num_logits)
     # A stage shards what it shards over all ranks, what some share too: a part of a part.
     stage, elsewhere = engine.zero_stage, task.elsewhere
     held = values.weights - (elsewhere if stage < 3 else 0)
@@ -282,7 +286,23 @@ def chunk_logits(gpu_bytes: int) -> int:
     return 2**28 if gpu_bytes >= 60 * 2**30 else 2**26
 
 
-def _loss_bytes(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> int:
+def loss_logits(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> int:
+    """Returns the number of logits that the loss of a micro-batch holds at once; 0: it scores no words.
+
+    With `engine.loss_chunk=whole` it is all of them, where a rank's memory suffices.
+    """
+    scored = task.generator or task
+    if not scored.model.head.record.scores_words:
+        return 0
+    whole = round(layout.micro * task.columns.target * scored.head_share) * scored.model.padded_vocab_size
+    gpu_bytes = memory_limit(cluster) if cluster.device == "cuda" else 0
+    if layout.engine.loss_chunk == "whole":
+        needed = _count_memory(task, layout.on(cluster.size), cluster, whole)
+        return whole if needed.total <= memory_limit(cluster) else min(chunk_logits(gpu_bytes), whole)
+    return min(chunk_logits(gpu_bytes), whole)
+
+
+def _loss_bytes(task: TrainingTask, layout: ParallelLayout, cluster: Cluster, logits: int) -> int:
     """Returns the working memory of the loss: a chunk of logits, its gradient, and sums in fp32."""
     if task.generator is not None:
         task = task.generator
@@ -290,9 +310,6 @@ def _loss_bytes(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
         return 0
     size = layout.engine.compute_bytes
     rows = task.model.padded_vocab_size
-    positions = round(layout.micro * task.columns.target * task.head_share)
-    gpu_bytes = memory_limit(cluster) if cluster.device == "cuda" else 0
-    logits = min(chunk_logits(gpu_bytes), positions * rows)
     if size == 4:
         return 4 * logits
     # In 16 bits: scores before, and gradients after the fp32 pass, which a compiled loss does not store.

@@ -367,7 +367,7 @@ def predict_rate(
 ) -> Rate:
     """Predicts the speed of a layout; or returns it at a given MFU, or number of tokens a second."""
     work = plan_work(task, layout, cluster.size, cluster.device)
-    if layout.engine.fp8 != "off":
+    if layout.engine.has_fp8:
         products = fp8_products(task, layout.micro, layout.engine.fp8, cluster)
         work = replace(work, fp8_ratio=time_ratio(products))
     tokens = cluster.size // task.row_ranks * layout.micro * layout.accumulation * task.tokens

@@ -34,14 +34,14 @@ from pretrain.engine.build import (
 )
 from pretrain.engine.engine import Engine
 from pretrain.model import LanguageModel, build_model
-from pretrain.model.build import fill_weights
+from pretrain.model.build import compiles_on, fill_weights
 from pretrain.model.sequence_parallel import share_rows
 from pretrain.objective import build_loss, shown_of
 from pretrain.optim.build import build_optimizer, state_size
 from pretrain.optim.groups import group_parameters
 from pretrain.plan.course import checkpoint_bytes, checkpoints_at_once
 from pretrain.plan.params import count_parameters
-from pretrain.plan.task import RunFlops, task_of
+from pretrain.plan.task import ParallelLayout, RunFlops, task_of
 from pretrain.run.folder import RunDir, check_new
 from pretrain.run.heartbeat import Progress
 from pretrain.run.recovery import Recovery, read_recovery
@@ -54,6 +54,7 @@ from pretrain.tracking.run_output import RunOutput
 from pretrain.tracking.tracker import Identity
 from pretrain.training.claim import Claim, agree_on_versions, begin, check_data, recall_evaluations
 from pretrain.training.downstream import DownstreamTasks, build_tasks
+from pretrain.training.fitted import cluster_of, fit_engine, fit_loss
 from pretrain.training.initial_weights import InitialWeights, open_start
 from pretrain.training.layer_norms import LayerNorms
 from pretrain.training.reference import with_reference
@@ -133,11 +134,13 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     claim = replace(claim, config=config)
     show_phase(f"building a model of {count(count_parameters(config.model))} parameters")
     start = open_start(config, dataset.tokenizer_path, world)
-    kind = config.engine.on(world.size)
+    cluster = cluster_of(world, accelerator.device)
+    kind = fit_engine(config, cluster).on(world.size)
     storage = not (builds_sharded(kind) or start.quantizes)
     model = build_model(config.model, kind, accelerator.device, storage=storage, world=world)
     num_saved = start.arrange(model, accelerator.device)
     share_rows(model, world, kind.group_timeout_s)
+    fit_loss(model, task_of(config), ParallelLayout(kind, plan.micro, plan.accumulation), cluster)
     groups = group_parameters(model, optim.layer_decay, start.scale_of, split_heads=optim.splits_heads)
     if builds_sharded(kind):
         fill_sharded(model, partial(_draw, start, progress), kind, accelerator, world)
@@ -145,7 +148,8 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
         fill_weights(model, partial(_draw, start, progress))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     module = _module(config, model, dataset)
-    optimizer = build_optimizer(groups, optim, accelerator.device, fuses=kind.fuses_update(accelerator.device.type))
+    fuses = kind.has_masters and compiles_on(kind, accelerator.device)
+    optimizer = build_optimizer(groups, optim, accelerator.device, fuses=fuses)
     options: dict[str, Any] = {"saves_frozen": start.base is None, "averages": optim.ema.is_on}
     options["balance"] = module.kept
     engine = build_engine(module, names, optimizer, accelerator, kind, clip, world, **options)

@@ -68,6 +68,7 @@ def test_losses_follow_those_of_bf16_on_every_engine_that_takes_it():
     engines = [["deepspeed", stage] for stage in range(3)] + [["ddp", 0]]
     cases = [[*engines[2], "off", "none"], [*engines[2], "tensorwise", "none"]]
     cases += [[*engine, "rowwise", "none"] for engine in engines]
+    cases.append(["deepspeed", 3, "rowwise", "full"])
     ranks = run_in_ranks(LOSSES, 2, {"cases": cases, "steps": 20, "micro": 2})
     assert ranks[0] == ranks[1]
     losses = [[row[0] for row in rows] for rows in ranks[0]]

@@ -29,6 +29,7 @@ class Head(nn.Module):
         num_scores: Rows of `weight` without the padding of a vocabulary.
         soft_cap: Bound of the scores, which a loss must apply too. None: unbounded.
         compiles_loss: The loss is compiled like the blocks (`engine.compile`).
+        chunk_logits: Scores that a loss holds at once; 0: by the device.
         shared: Ranks that share the vocabulary (`TensorRanks`). None: this one has all of it.
     """
 
@@ -42,6 +43,7 @@ class Head(nn.Module):
         self.scale = config.head.scale * (width**-0.5 if config.head.scaled else 1.0)
         self.soft_cap = config.head.soft_cap
         self.compiles_loss = False
+        self.chunk_logits = 0
         self.shared: Any = None
         self.activation = ACTIVATIONS[config.head.activation or config.last_stack.activation]
         self.transform = None

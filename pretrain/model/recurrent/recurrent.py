@@ -312,7 +312,7 @@ def check_engine(engine: EngineConfig) -> None:
         "compile": (False, "auto"),
         "compile_mode": ("default",),
         "compile_scope": ("block",),
-        "fp8": ("off",),
+        "fp8": ("off", "auto"),
     }
     for key, plain in needs_blocks.items():
         value = getattr(engine, key)

@@ -91,9 +91,15 @@ def test_what_fits_is_taken():
             "offload_params=cpu requires sharded weights; .*zero_stage=3",
         ),
         ({"offload_params": "cpu", "kind": "single"}, "offload_params=cpu requires sharded weights"),
-        ({"compile": False, "compile_mode": "max-autotune-no-cudagraphs"}, "compile_mode=max.* compile=false; leave one"),
+        (
+            {"compile": False, "compile_mode": "max-autotune-no-cudagraphs"},
+            "compile_mode=max.* compile=false; leave",
+        ),
         ({"compile": False, "compile_scope": "stack"}, "compile_scope=stack is of compiled blocks, and compile=false"),
-        ({"compile_scope": "stack", "zero_stage": 3}, "no place to gather weights at zero_stage=3; use .*=block"),
+        (
+            {"compile_scope": "stack", "zero_stage": 3},
+            "no place between blocks to gather weights at zero_stage=3; use .*=block",
+        ),
         ({"compile_scope": "stack", "offload_activations": "cpu"}, "no place between blocks for offload_activations"),
         ({"zero_hpz": 8, "zero_stage": 2}, "zero_hpz=8 needs sharded weights on the device; use zero_stage=3 and"),
         ({"zero_hpz": 8, "zero_stage": 3, "offload_params": "cpu"}, "offload_params=none, or zero_hpz=1"),
@@ -108,7 +114,7 @@ def test_what_fits_is_taken():
         ({"fp8": "rowwise", "precision": "fp32"}, "fp8=rowwise needs precision=bf16, .* not fp32; change it, or use"),
         (
             {"fp8": "rowwise", "zero_stage": 3},
-            "fp8=rowwise would keep every gathered weight .*; use zero_stage=0, 1 or 2",
+            "fp8=rowwise would keep every gathered weight .*; use activation_checkpointing=full of",
         ),
     ],
 )

@@ -340,7 +340,8 @@ def test_blocks_are_compiled_on_cuda_where_there_is_a_compiler_unless_told(
 ):
     monkeypatch.setattr(model_build.shutil, "which", lambda name: compiler)
     engine = EngineConfig(compile=setting)
-    assert model_build._compiles(engine, torch.device(device)) == is_compiled
+    model_build._warn_uncompiled.cache_clear()
+    assert model_build.compiles_on(engine, torch.device(device)) == is_compiled
     says = "blocks run uncompiled, slower: Triton needs a C compiler"
     assert (says in caplog.text) == (device == "cuda" and setting == "auto" and compiler is None)
 

@@ -116,9 +116,7 @@ def cases(draw: st.DrawFn) -> Case:
 @settings(max_examples=80)
 @given(cases(), OPTIONS, st.integers(1, 20))
 def test_losses_and_gradients_are_those_of_materialised_logits(case, options, tokens_a_chunk):
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(loss_module, "logits_of_chunk", lambda device: tokens_a_chunk * len(case.weight))
-        found = chunked(case, **options)
+    found = chunked(case, **options, chunk_logits=tokens_a_chunk * len(case.weight))
     expected = plain(case, **options)
     assert found.num_correct == expected.num_correct
     torch.testing.assert_close(values_of(found, case), values_of(expected, case), rtol=1e-11, atol=1e-11)

@@ -8,6 +8,7 @@ from pretrain.config.load import load_config
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.estimate import PlanOptions, plan_facts
 from pretrain.plan.fp8 import cast_seconds, fp8_products, time_product
+from pretrain.plan.fp8_choice import choose_fp8
 from pretrain.plan.gpus import GPUS
 from pretrain.plan.roofline import predict_rate
 from pretrain.plan.search import search
@@ -80,7 +81,29 @@ def test_where_fp8_is_not_to_be_had_it_is_refused_if_asked_for_and_else_not_spok
     assert facts_of("engine.precision=fp32", cluster=PAIR)["fp8"] is None
 
 
+@pytest.mark.parametrize(
+    ("gpu", "overrides", "recipe"),
+    [
+        ("h100", LLAMA, "tensorwise"),
+        ("h100", [*LLAMA, "engine.zero_stage=3", "engine.activation_checkpointing=full"], "tensorwise"),
+        ("h100", [*LLAMA, "engine.zero_stage=3"], "off"),
+        ("h100", [*LLAMA, "engine.precision=fp32"], "off"),
+        ("h100", [*LLAMA, "model.decoder.ff_width=14344"], "off"),
+        ("h100", [*LLAMA, "finetune.kind=lora", "init.from=x"], "off"),
+        ("h100", [*LLAMA, "optim={kind: adamw, lr: 0.001}", "optim.muon=null", "parallel.tensor=2"], "off"),
+        ("h100", ["engine.precision=bf16"], "off"),  # of few columns
+        ("a100", LLAMA, "off"),
+        (None, LLAMA, "off"),
+    ],
+)
+def test_auto_is_the_recipe_that_pays(gpu, overrides, recipe):
+    config = load_config("configs/run/quickstart.yaml", [*overrides, "engine.fp8=auto"])
+    cluster = gpu and replace(NODE, gpu=GPUS[gpu])
+    assert choose_fp8(config, task_of(config), cluster).engine.fp8 == recipe
+
+
 def test_the_search_proposes_no_stage_that_refuses_fp8():
     config = load_config("configs/run/quickstart.yaml", [*LLAMA, "engine.fp8=rowwise"])
-    stages = {one.layout.engine.zero_stage for one in search(config, task_of(config), NODE, count=99)}
-    assert stages and 3 not in stages
+    engines = [one.layout.engine for one in search(config, task_of(config), NODE, count=99)]
+    assert {engine.zero_stage for engine in engines} >= {2, 3}
+    assert all(engine.zero_stage < 3 or engine.activation_checkpointing == "full" for engine in engines)

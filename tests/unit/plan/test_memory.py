@@ -7,8 +7,19 @@ from deepspeed.runtime.zero.config import DeepSpeedZeroConfig
 from hypothesis import given
 from hypothesis import strategies as st
 
+from pretrain.config.load import load_config
 from pretrain.kinds.optimizers import OPTIMIZERS, Optimizer
-from pretrain.plan.memory import bytes_per_parameter, plan_buckets, state_bytes
+from pretrain.plan.cluster import Cluster
+from pretrain.plan.gpus import find_gpu
+from pretrain.plan.memory import (
+    bytes_per_parameter,
+    loss_logits,
+    memory_limit,
+    plan_buckets,
+    rank_memory,
+    state_bytes,
+)
+from pretrain.plan.task import ParallelLayout, task_of
 from pretrain.plan.trained import Values
 
 
@@ -72,3 +83,14 @@ def test_other_optimizers_keep_less_than_adamw(monkeypatch):
 def test_what_is_offloaded_is_not_on_the_device():
     assert bytes_per_parameter(2, "fp16", 8, offload_optimizer=True).total == 2 + 2 / 8
     assert bytes_per_parameter(3, "bf16", 8, offload_optimizer=True, offload_params=True).total == 2 / 8
+
+
+@pytest.mark.parametrize(("gpu", "micro", "at_once"), [("h200", 512, 512), ("h200", 768, 5.2), ("a10", 64, 64)])
+def test_all_logits_are_held_at_once_where_they_fit(gpu, micro, at_once):
+    values = ["model=null", "model.preset=gpt2-124m", "model.vocab_size=50304", "engine.activation_checkpointing=full"]
+    values += [f"batch={{seq_len: 1024, micro: {micro}, global_tokens: {1024 * micro}}}", "engine.precision=bf16"]
+    config = load_config("configs/run/llama_1b.yaml", [*values, "engine.loss_chunk=whole"])
+    cluster, task = Cluster(1, 1, find_gpu(gpu)), task_of(config)
+    layout = ParallelLayout(config.engine, micro, 1)
+    assert loss_logits(task, layout, cluster) / (1024 * 50304) == pytest.approx(at_once, abs=0.05)
+    assert rank_memory(task, layout, cluster).total <= memory_limit(cluster)
