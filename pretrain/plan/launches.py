@@ -10,6 +10,7 @@ from typing import NamedTuple
 from pretrain.config.engine import EngineConfig
 from pretrain.config.model.parts import counts_of
 from pretrain.kinds.optimizers import OPTIMIZERS
+from pretrain.plan.attention_table import fastest_kernel
 from pretrain.plan.memory import kept_bytes
 from pretrain.plan.params import parameter_shapes
 from pretrain.plan.task import ParallelLayout, TrainingTask
@@ -68,6 +69,8 @@ def count_launches(task: TrainingTask, layout: ParallelLayout, recompute: float,
 
 
 def attention_kernel(task: TrainingTask, engine: EngineConfig) -> str:
-    """Returns the kernel of attention: cuDNN's for rows of one document in 16 bits, or FlashAttention."""
+    """Returns the kernel of attention: for rows of one document in 16 bits that of the table, else FlashAttention."""
     whole = not task.masked and task.window is None and engine.precision != "fp32"
-    return "cudnn" if whole and engine.attention in ("auto", "sdpa") else "flash"
+    if whole and engine.attention == "auto":
+        return fastest_kernel(False, task.lengths.target)
+    return "cudnn" if whole and engine.attention == "sdpa" else "flash"

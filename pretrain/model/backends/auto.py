@@ -1,12 +1,14 @@
 """`auto`: the best of the other backends for each mask, logged with the reason.
 
 CPU                                   sdpa    (linear memory for every mask)
-CUDA, no mask tensor needed           sdpa    (flash or cuDNN, dropout too)
+CUDA, no mask tensor needed           sdpa    (cuDNN or flash by the table, dropout too)
 CUDA, decoding                        sdpa    (a mask of a few queries)
 CUDA, documents or padding, 16 bits   varlen  (no mask, skips masked blocks)
 CUDA, bias, window, prefix, fp32      flex    (no mask tensor)
 CUDA, a cap of scores                 flex    (sdpa computes it tile by tile)
 CUDA, dropout with a mask             sdpa    (the only one with dropout)
+
+The table is `pretrain/plan/attention_table.py`; where it has `flex` for packed rows, that comes before `varlen`.
 """
 
 import logging
@@ -22,6 +24,7 @@ from pretrain.model.backends.backend import AttentionBackend, AttentionNeeds, Di
 from pretrain.model.backends.flex import FlexAttention
 from pretrain.model.backends.sdpa import SdpaAttention
 from pretrain.model.backends.varlen import VarlenAttention
+from pretrain.plan.attention_table import fastest_kernel
 from pretrain.types import AttentionMask
 
 log = logging.getLogger(__name__)
@@ -55,16 +58,17 @@ class AutoAttention:
         """Chooses a backend and prepares the mask with it."""
         why = _why_sdpa(mask, size, bias, needs_other=self.needs_other)
         refusals = list(self.refusals)
-        for name, backend in self.others.items() if why is None else ():
+        fastest = fastest_kernel(mask.documents_BT is not None or mask.key_lengths_B is not None, size.keys)
+        for name in sorted(self.others, key=lambda name: name != fastest) if why is None else ():
             try:
-                prepared = backend.prepare(mask, size, bias)
+                prepared = self.others[name].prepare(mask, size, bias)
             except ConfigError as refusal:
                 refusals.append(refusal.what)
             else:
                 _log_choice(f"{name} for {_describe(mask, bias)}: it needs no mask tensor")
                 return AutoMask(name, prepared)
         _log_choice(f"sdpa for {_describe(mask, bias)}: {why or '; '.join(refusals)}")
-        return AutoMask("sdpa", self.sdpa.prepare(mask, size, bias))
+        return AutoMask("sdpa", self.sdpa.prepare(mask, size, bias, cudnn=fastest == "cudnn"))
 
     def attend(self, q_BTNH: Tensor, k_BSKH: Tensor, v_BSKH: Tensor, prepared: AutoMask, **options: Any) -> Tensor:
         """Attends by the chosen backend."""

@@ -134,8 +134,13 @@ class SdpaAttention:
         self._capped = None if needs.score_cap is None else EagerAttention(needs)
         self._cudnn_shapes: set[tuple[int, int, int]] = set()
 
-    def prepare(self, mask: AttentionMask, size: MaskSize, bias: DistanceBias | None = None) -> SdpaMask:
-        """Plans the cheapest calls for a mask; on a CPU it reads documents and lengths."""
+    def prepare(
+        self, mask: AttentionMask, size: MaskSize, bias: DistanceBias | None = None, *, cudnn: bool = True
+    ) -> SdpaMask:
+        """Plans the cheapest calls for a mask; on a CPU it reads documents and lengths.
+
+        `cudnn`: on a GPU the kernel of rows without a mask may be cuDNN's.
+        """
         whole = whole_of(size)
         if self._capped is not None:
             return _planned(blocks=plan_blocks([(whole, mask)], size.queries, bias, self._capped))
@@ -143,7 +148,7 @@ class SdpaAttention:
             return _planned(_dense_call(mask, whole, size.device, bias))
         if size.device.type == "cpu":
             return _prepare_cpu(mask, size, bias)
-        return self._prepare_gpu(mask, size, bias)
+        return self._prepare_gpu(mask, size, bias, cudnn)
 
     def attend(
         self,
@@ -170,14 +175,16 @@ class SdpaAttention:
         options |= {"is_causal": direct.is_causal, "cudnn": direct.cudnn}
         return call_kernel(q_BTNH, k_BSKH, v_BSKH, **masks, **options)
 
-    def _prepare_gpu(self, mask: AttentionMask, size: MaskSize, bias: DistanceBias | None) -> SdpaMask:
+    def _prepare_gpu(
+        self, mask: AttentionMask, size: MaskSize, bias: DistanceBias | None, cudnn: bool = True
+    ) -> SdpaMask:
         whole = whole_of(size)
         if bias is not None:
             return _planned(blocks=plan_blocks([(whole, mask)], size.queries, bias))
         if not needs_no_mask(mask, size):
             return _planned(_dense_call(mask, whole, size.device, None))
         shape = (size.rows, size.queries, size.keys)
-        if len(self._cudnn_shapes) < CUDNN_SHAPES:
+        if cudnn and len(self._cudnn_shapes) < CUDNN_SHAPES:
             self._cudnn_shapes.add(shape)
         return _planned(OneCall(is_causal=hides_future(mask, whole), cudnn=shape in self._cudnn_shapes))
 

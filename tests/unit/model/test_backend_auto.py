@@ -8,6 +8,8 @@ import torch
 from pretrain.model.backends import auto, build_backend
 from pretrain.model.backends.auto import AutoAttention
 from pretrain.model.backends.backend import AttentionNeeds, DistanceBias, MaskSize
+from pretrain.plan import attention_table
+from pretrain.plan.attention_table import KernelChoice, fastest_kernel
 from pretrain.types import AttentionMask
 from tests.unit.model.masks import CPU, MASKS, NEEDS, RUNS
 
@@ -28,20 +30,27 @@ class Recorder:
     def __init__(self, backend):
         self.backend = backend
 
-    def prepare(self, mask, size, bias=None):
+    def prepare(self, mask, size, bias=None, **options):
+        if "cudnn" in options:
+            return options["cudnn"]
         if type(self.backend).__name__ == "VarlenAttention":
             # Plans on the host: the device is where the result would go.
             return self.backend.prepare(mask, size._replace(device=CPU), bias)
         return None
 
 
-def chosen(needs, name, bias=None):
-    """The backend that is chosen on a GPU for a mask."""
+def prepared(needs, name, bias=None):
+    """The backend that is chosen on a GPU for a mask, and whether cuDNN may serve it."""
     backend = AutoAttention(needs)
     backend.sdpa = Recorder(backend.sdpa)
     backend.others = {name: Recorder(other) for name, other in backend.others.items()}
     mask, queries, keys = MASKS[name]
-    return backend.prepare(mask, MaskSize(3, queries, keys, CUDA), bias).name
+    return backend.prepare(mask, MaskSize(3, queries, keys, CUDA), bias)
+
+
+def chosen(needs, name, bias=None):
+    """The name of this backend."""
+    return prepared(needs, name, bias).name
 
 
 @pytest.mark.parametrize("name", MASKS)
@@ -67,6 +76,20 @@ def test_a_gpu_gets_the_backend_that_needs_no_mask_tensor():
     }
     assert {name: chosen(half, name) for name in by_mask} == by_mask
     assert {chosen(single, name) for name, backend in by_mask.items() if backend != "sdpa"} == {"flex"}
+
+
+def test_the_table_of_kernels_decides_by_packing_and_length(monkeypatch):
+    needs = AttentionNeeds(CUDA, torch.bfloat16)
+    assert prepared(needs, "dense causal").prepared is True
+    table = [KernelChoice(False, 1, "cudnn", ""), KernelChoice(True, 1, "varlen", "")]
+    table += [KernelChoice(False, 8, "flash", "here"), KernelChoice(True, 8, "flex", "here")]
+    monkeypatch.setattr(attention_table, "KERNELS", table)
+    assert [fastest_kernel(packed, keys) for packed in (False, True) for keys in (7, 8)] == [
+        *("cudnn", "flash"),
+        *("varlen", "flex"),
+    ]
+    assert prepared(needs, "dense causal").prepared is False
+    assert [chosen(needs, name) for name in ("packed causal", "padded", "window")] == ["flex", "flex", "varlen"]
 
 
 def test_a_learned_bias_gets_flex_unless_runs_must_repeat_to_the_bit(said):
