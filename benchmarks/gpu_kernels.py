@@ -1,11 +1,11 @@
 """Arms of the GPU campaign about single kernels: the machine's ceilings, the loss, attention, FP8, a profile."""
 
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+import math
+from collections.abc import Callable
+from contextlib import closing
 from functools import partial
 from itertools import product
 from typing import Any, NamedTuple
-from unittest import mock
 
 import numpy as np
 import torch
@@ -22,16 +22,18 @@ from benchmarks.gpu_peers import (
     build_nanogpt,
     build_ours,
     draw_weights,
+    plan_model,
     random_steps,
 )
-from benchmarks.gpu_steps import Comparison, engine_of, gpt2_work, llama_model
+from benchmarks.gpu_steps import TINY_STACK, Comparison, engine_of, gpt2_work, llama_model
 from benchmarks.gpu_trace import summarize
 from pretrain.config.engine import EngineConfig
 from pretrain.errors import ConfigError
 from pretrain.model.backends import build_backend
 from pretrain.model.backends.backend import AttentionNeeds, MaskSize
 from pretrain.model.build import convert_to_fp8
-from pretrain.objective import loss as loss_module
+from pretrain.objective.loss import linear_cross_entropy
+from pretrain.plan.attention_table import KernelChoice
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.fp8 import time_product
 from pretrain.types import AttentionMask
@@ -97,8 +99,9 @@ def _plain(inputs: HeadInputs) -> Tensor:
     return functional.cross_entropy(logits_PV.float(), inputs.targets_P)
 
 
-def _chunked(inputs: HeadInputs, compiled: bool) -> Tensor:
-    output = loss_module.linear_cross_entropy(*inputs, vocab_size=len(inputs.weight_VD), compiled=compiled)
+def _chunked(inputs: HeadInputs, compiled: bool, chunk_logits: int) -> Tensor:
+    form: dict[str, Any] = {"compiled": compiled, "chunk_logits": chunk_logits}
+    output = linear_cross_entropy(*inputs, vocab_size=len(inputs.weight_VD), **form)
     return output.loss_sum / len(inputs.targets_P)
 
 
@@ -128,19 +131,13 @@ def loss_of_peer(package: str, inputs: HeadInputs) -> Tensor:
     return LOSS_PEERS[package](inputs)
 
 
-class LossForm(NamedTuple):
-    """A way to compute the loss; `chunk_logits`: logits held at once, None where it has no chunks of ours."""
-
-    function: Callable[[HeadInputs], Tensor]
-    chunk_logits: int | None = None
-
-
-def _loss_forms() -> dict[str, LossForm]:
-    forms = {"materialised": LossForm(_plain)}
-    for power, compiled in product((26, 28), (False, True)):
-        name = f"ours, 2^{power}{', compiled' if compiled else ''}"
-        forms[name] = LossForm(partial(_chunked, compiled=compiled), 2**power)
-    return forms | {package: LossForm(partial(loss_of_peer, package)) for package in LOSS_PEERS}
+def _loss_forms() -> dict[str, Callable[[HeadInputs], Tensor]]:
+    forms: dict[str, Callable[[HeadInputs], Tensor]] = {"materialised": _plain}
+    for power, compiled in product((26, 28, 32), (False, True)):
+        size = "at once" if power == 32 else f"2^{power}"
+        name = f"ours, {size}{', compiled' if compiled else ''}"
+        forms[name] = partial(_chunked, compiled=compiled, chunk_logits=2**power)
+    return forms | {package: partial(loss_of_peer, package) for package in LOSS_PEERS}
 
 
 def loss(bench: Bench) -> None:
@@ -156,14 +153,14 @@ def loss(bench: Bench) -> None:
         for name, form in _loss_forms().items():
             shape = {"tokens": tokens, "width": width, "vocab_size": vocab_size}
             case = f"{name}, V={vocab_size}"
-            with bench.case(case, shape), _chunks_of(form.chunk_logits):
-                found, *gradients = _with_gradients(form.function, inputs)
+            with bench.case(case, shape):
+                found, *gradients = _with_gradients(form, inputs)
                 apart = abs(float(found) - float(expected))
                 assert apart < 1e-2, f"the loss differs by {apart}"
                 pairs = zip(gradients, references, strict=True)
                 figures: dict[str, Any] = {"gradient_differences": [float((x - y).norm() / y.norm()) for x, y in pairs]}
                 del gradients, pairs
-                figures |= bench.measure(partial(_with_gradients, form.function, inputs), 10)
+                figures |= bench.measure(partial(_with_gradients, form, inputs), 10)
                 speed = 6 * tokens * vocab_size * width / (figures["ms"]["median"] / 1e3)
                 share = bench.gpu and round(speed / bench.gpu.flops, 3)
                 bench.write(case, shape, **figures, share_of_peak=share, loss_difference=apart)
@@ -175,26 +172,41 @@ def _with_gradients(function: Callable[[HeadInputs], Tensor], inputs: HeadInputs
     return mean.detach(), *torch.autograd.grad(mean, (inputs.hidden_PD, inputs.weight_VD))
 
 
-@contextmanager
-def _chunks_of(chunk_logits: int | None) -> Iterator[None]:
-    with ExitStack() as stack:
-        if chunk_logits is not None:
-            stack.enter_context(mock.patch.object(loss_module, "logits_of_chunk", lambda device: chunk_logits))
-        yield
+BACKENDS = {"sdpa": "cudnn", "sdpa without cuDNN": "flash", "varlen": "varlen", "flex": "flex"}
+"""Kernel that `pretrain/plan/attention_table.py` has for a backend."""
 
 
 def attention(bench: Bench) -> None:
-    """Times forward and backward of each backend in bf16, causal, with one document a row and with several."""
+    """Times forward and backward of each backend in bf16, causal, with one document a row and with several.
+
+    The last row has the entries of this GPU for `pretrain/plan/attention_table.py`.
+    """
     tokens = bench.pick(32_768, 128)
-    for length in bench.pick((2048, 8192), (64,)):
+    ms: dict[tuple[bool, int, str], list[float]] = {}
+    for length in bench.pick((512, 2048, 8192, 65_536), (32, 64)):
         for heads, kv_heads, head_width in bench.pick(((32, 4, 64), (16, 16, 128)), ((2, 1, 16),)):
-            shape = {"rows": tokens // length, "T": length, "heads": heads, "kv_heads": kv_heads, "width": head_width}
-            for packed in (False, True):
-                for name in ("sdpa", "sdpa without cuDNN", "varlen", "flex"):
-                    case = f"{name}, {'packed' if packed else 'dense'}, T={length}, H={head_width}"
-                    with bench.case(case, shape):
-                        figures = _time_attention(bench, name.split()[0], shape, packed, cudnn="without" not in name)
-                        bench.write(case, shape, **figures)
+            shape = {"rows": max(1, tokens // length), "T": length}
+            shape |= {"heads": heads, "kv_heads": kv_heads, "width": head_width}
+            for packed, (name, kernel) in product((False, True), BACKENDS.items()):
+                case = f"{name}, {'packed' if packed else 'dense'}, T={length}, H={head_width}"
+                with bench.case(case, shape):
+                    figures = _time_attention(bench, name.split()[0], shape, packed, cudnn="without" not in name)
+                    ms.setdefault((packed, length, kernel), []).append(figures["ms"]["median"])
+                    bench.write(case, shape, **figures)
+    bench.write("table", {}, value=table_of(ms))
+
+
+def table_of(ms: dict[tuple[bool, int, str], list[float]]) -> list[KernelChoice]:
+    """Returns the fastest kernel of each packing and length, over all shapes of heads.
+
+    A kernel that refused a shape, and for packed rows those with a mask tensor, are none.
+    """
+    shapes = max(map(len, ms.values()), default=0)
+    speeds: dict[tuple[bool, int], dict[str, float]] = {}
+    for (packed, keys, kernel), times in ms.items():
+        if len(times) == shapes and packed == (kernel in ("varlen", "flex")):
+            speeds.setdefault((packed, keys), {})[kernel] = math.prod(times)
+    return [KernelChoice(*key, min(each, key=lambda name: each[name]), "attention") for key, each in speeds.items()]
 
 
 def _time_attention(bench: Bench, backend: str, shape: dict[str, int], packed: bool, cudnn: bool) -> dict[str, Any]:
@@ -242,27 +254,43 @@ FP8_SHAPES = (
     (16_384, 2048, 11_264),
     (8192, 4096, 28_672),
     (4096, 8192, 16_384),
+    (16_384, 2048, 32_000),
+    (32_768, 768, 50_304),
 )
-"""M, K, N: torchao's two examples, two matrices of LLaMA 1.1B at 16,384 tokens, and one of LLaMA-3 8B."""
+"""M, K, N: torchao's two examples, two matrices of LLaMA 1.1B at 16,384 tokens, one of LLaMA-3 8B, and the heads of
+LLaMA 1.1B and GPT-2."""
 
 
 def fp8(bench: Bench) -> None:
-    """Times products with both gradients in bf16 and FP8, compiled, then a step of LLaMA 1.1B."""
+    """Times products with both gradients in bf16 and FP8, compiled, then steps, also at ZeRO 3."""
     for m, k, n in bench.pick(FP8_SHAPES, ((32, 64, 96),)):
         _fp8_product(bench, m, k, n)
     length, rows = bench.pick((2048, 16), (32, 4))
-    work = Work(llama_model(bench, length), length, rows)
+    llama = Work(llama_model(bench, length), length, rows)
+    wide = bench.pick({"layers": 4}, TINY_STACK)
+    model = plan_model("llama3-8b", bench.pick(32_000, 128), stack=wide, max_seq_len=length)
+    full = {"activation_checkpointing": "full"}
+    _fp8_step(bench, "1.1B", llama, partial(engine_of, bench, 1), must=1.15, aim=1.25)
+    _fp8_step(bench, "8B's blocks", Work(model, length, rows // 2), partial(engine_of, bench, 1), must=1.25, aim=1.4)
+    _fp8_step(bench, "1.1B, ZeRO 3", llama, partial(engine_of, bench, 3, **full), must=1.05, aim=1.15)
+
+
+def _fp8_step(
+    bench: Bench, name: str, work: Work, engine: Callable[..., EngineConfig], must: float, aim: float
+) -> None:
     weights = draw_weights(work.model, bench.device)
     found = Comparison(bench, work, random_steps(work, bench.device, count=2), timed_steps=6)
 
     def build(config: EngineConfig) -> Step:
         return build_ours(work, weights, config)[0]
 
-    for name, recipe in (("bf16", "off"), *zip(RECIPES, RECIPES, strict=True), ("bf16 again", "off")):
-        config = engine_of(bench, 1, fp8=recipe)
-        found.run(name, partial(build, config), config)
+    first, again = f"{name}, bf16", f"{name}, bf16 again"
+    for case, recipe in ((first, "off"), *((f"{name}, {recipe}", recipe) for recipe in RECIPES), (again, "off")):
+        config = engine(fp8=recipe)
+        found.run(case, partial(build, config), config)
     for recipe in RECIPES:
-        found.judge(recipe, "bf16 again", {"bf16": 1.05} if recipe == "tensorwise" else {})
+        bounds = ({first: must}, {first: aim}) if recipe == "tensorwise" else ({}, {})
+        found.judge(f"{name}, {recipe}", again, *bounds)
 
 
 def _fp8_product(bench: Bench, m: int, k: int, n: int) -> None:

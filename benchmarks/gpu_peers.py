@@ -39,8 +39,9 @@ from pretrain.objective import build_loss
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
 from pretrain.plan.flops import RowFlops
-from pretrain.plan.task import TrainingTask
+from pretrain.plan.task import ParallelLayout, TrainingTask
 from pretrain.plan.trained import plan_trained
+from pretrain.training.fitted import cluster_of, fit_loss
 from pretrain.training.step import TrainModule
 from pretrain.types import Batch, StackRows
 
@@ -204,6 +205,9 @@ def build_ours(work: Work, weights: Weights, config: EngineConfig) -> tuple[Step
     plan = BatchPlan(work.rows, work.rows, work.micro, work.accumulation)
     accelerator = start_accelerator(config, clip, plan, work.task.values.weights, world)
     model = build_model(work.model, config, accelerator.device, storage=not builds_sharded(config))
+    fit_loss(
+        model, work.task, ParallelLayout(config, work.micro, work.accumulation), cluster_of(world, accelerator.device)
+    )
     if work.finetune is not None:
         add_adapters(model, work.finetune)
 
