@@ -76,7 +76,21 @@ def test_one_kill_of_one_process_changes_nothing_and_other_settings_are_refused(
 @pytest.mark.long
 @pytest.mark.parametrize("engine", [(), IN_16_BITS], ids=["zero2", "ddp"])
 def test_kills_of_ranks_launcher_and_all_at_once_change_nothing(make_run, tmp_path, engine):
-    options = (*engine, "--ranks", "2", "--every", "3", "--kills", "4", "--steps", "20", "--target", "any", "--seed", "3")
+    options = (
+        *engine,
+        "--ranks",
+        "2",
+        "--every",
+        "3",
+        "--kills",
+        "4",
+        "--steps",
+        "20",
+        "--target",
+        "any",
+        "--seed",
+        "3",
+    )
     part = drill(make_run, tmp_path / "drill", *options, "--at-most", "2")
     assert part.code == EXIT_RESUME_ME
     assert part.stdout == "2 of 4 kills are done; the same command continues\n"

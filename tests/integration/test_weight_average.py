@@ -76,7 +76,9 @@ def test_it_follows_the_weights_in_every_layout_and_loads_in_another_bit_for_bit
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("engine", [{"zero_stage": 2}, {"zero_stage": 3}, {"kind": "ddp", "zero_stage": 0, "precision": "bf16"}], ids=str)
+@pytest.mark.parametrize(
+    "engine", [{"zero_stage": 2}, {"zero_stage": 3}, {"kind": "ddp", "zero_stage": 0, "precision": "bf16"}], ids=str
+)
 def test_a_resumed_run_and_one_that_evaluates_have_the_same_average_to_the_bit(make_run, engine):
     engine = {"kind": "deepspeed", "precision": "fp32"} | engine
     course = (*AVERAGE, f"engine={json.dumps(engine)}", "train.steps=6")
