@@ -202,9 +202,9 @@ class EngineConfig(Section):
             "to gather weights at zero_stage=3": self.zero_stage == 3,
             "for offload_activations": self.offload_activations != "none",
         }
-        for what, is_set in between.items() if self.compile_scope == "stack" else ():
+        for purpose, is_set in between.items() if self.compile_scope == "stack" else ():
             if is_set:
-                yield f"compile_scope=stack leaves no place between blocks {what}", "use compile_scope=block"
+                yield f"compile_scope=stack leaves no place between blocks {purpose}", "use compile_scope=block"
 
     def _fp16_conflicts(self) -> Conflicts:
         if self.is_replicated:
