@@ -8,6 +8,7 @@ from pydantic import Field, model_validator
 from pretrain.config.base import Conflicts, OnResume, Section
 from pretrain.config.model import AnyModelConfig, ModelConfig, StackConfig
 
+CompileMode = Literal["default", "max-autotune-no-cudagraphs"]
 JOB_GPUS = "PRETRAIN_JOB_GPUS"
 """Variable of the ranks of `pretrain launch slurm`: GPUs that their job has on each node, where it has any."""
 
@@ -31,9 +32,9 @@ class EngineConfig(Section):
     fp8: Annotated[Literal["off", "auto", "tensorwise", "rowwise"], OnResume.WARN] = "off"
     """FP8 products of the blocks' matrices, by torchao (the extra `fp8`); with `precision: bf16` and
     ZeRO 0 to 2, or 3 with `activation_checkpointing: full` of each block, on a GPU of compute
-    capability 8.9 or more. `tensorwise`: one scale a tensor, faster. `rowwise`: one a row, more exact.
-    `auto`: the faster one where it pays by `pretrain plan`, else `off`. Weights and checkpoints
-    stay as they are. A CPU emulates it, slowly, for tests."""
+    capability 8.9 or more. `tensorwise`: one scale a tensor, faster. `rowwise`: one a row, more
+    exact. `auto`: the faster one where it pays by `pretrain plan`, else `off`. Weights and
+    checkpoints stay as they are. A CPU emulates it, slowly, for tests."""
     gradients: Annotated[Literal["compute", "fp32"], OnResume.WARN] = "compute"
     """Dtype in which bf16 gradients are summed over micro-batches and ranks. `compute`: bf16.
     `fp32`: more exact for many micro-batches or hundreds of ranks, at twice the bytes; with ZeRO 2
@@ -56,17 +57,17 @@ class EngineConfig(Section):
     """Compile each block, and the loss, with torch.compile. `auto`: on CUDA, where there is a C compiler,
     without `feedforward_tiles`.
     On a CPU, checkpointed blocks of packed rows run uncompiled."""
-    compile_mode: Annotated[Literal["default", "max-autotune-no-cudagraphs"], OnResume.WARN] = "default"
-    """Mode of torch.compile for blocks. `max-autotune-no-cudagraphs`: of each matrix product several
-    kernels are timed at the first step, which takes minutes, and the fastest is taken."""
+    compile_mode: Annotated[CompileMode, OnResume.WARN] = "default"
+    """Mode of torch.compile for blocks. `max-autotune-no-cudagraphs`: several kernels of each matrix
+    product are timed at the first step, which takes minutes, and the fastest is taken."""
     compile_scope: Annotated[Literal["block", "stack"], OnResume.WARN] = "block"
-    """Extent of a compiled graph. `block`: one graph for all blocks that are alike. `stack`: all blocks
-    and the last norm, whose neighbours are fused across blocks; takes longer to compile, by the
-    number of blocks. Not with ZeRO 3, which gathers weights between blocks."""
+    """Extent of a compiled graph. `block`: one graph for all blocks that are alike. `stack`: all
+    blocks and the last norm, fused across blocks; takes longer to compile, by the number of blocks.
+    Not with ZeRO 3, which gathers weights between blocks."""
     loss_chunk: Annotated[Literal["auto", "whole"], OnResume.WARN] = "auto"
-    """Logits that the loss holds at once. `auto`: 2^28 on a GPU of 60 GiB or more, 2^26 on a smaller
-    one, 2^24 on a CPU. `whole`: those of a micro-batch, where they fit by `pretrain plan`, else as
-    `auto`; the head's gradient then is one sum, of another rounding."""
+    """Logits that the loss holds at once. `auto`: 2^28 on a GPU of 60 GiB or more, 2^26 on a
+    smaller one, 2^24 on a CPU. `whole`: those of a micro-batch, where they fit by `pretrain plan`,
+    else as `auto`; the head's gradient then is one sum, of another rounding."""
     deterministic: Annotated[bool, OnResume.WARN] = False
     """Use deterministic CUDA kernels (the CPU is always deterministic)."""
     offload_optimizer: Annotated[Literal["none", "cpu"], OnResume.FREE] = "none"
@@ -194,17 +195,18 @@ class EngineConfig(Section):
             yield "offload_params=cpu requires sharded weights", "use kind=deepspeed and zero_stage=3"
 
     def _compile_conflicts(self) -> Conflicts:
-        named = {"compile_mode": self.compile_mode != "default", "compile_scope": self.compile_scope == "stack"}
-        for key, is_set in named.items():
-            if is_set and self.compile is False:
-                yield f"{key}={getattr(self, key)} is of compiled blocks, and compile=false", "leave one of them out"
+        for key, plain in {"compile_mode": "default", "compile_scope": "block"}.items():
+            value = getattr(self, key)
+            if value != plain and self.compile is False:
+                yield f"{key}={value} is of compiled blocks, and compile=false", "leave one of them out"
         between = {
             "to gather weights at zero_stage=3": self.zero_stage == 3,
             "for offload_activations": self.offload_activations != "none",
         }
         for purpose, is_set in between.items() if self.compile_scope == "stack" else ():
             if is_set:
-                yield f"compile_scope=stack leaves no place between blocks {purpose}", "use compile_scope=block"
+                problem = f"compile_scope=stack leaves no place between blocks {purpose}"
+                yield problem, "use compile_scope=block"
 
     def _fp16_conflicts(self) -> Conflicts:
         if self.is_replicated:

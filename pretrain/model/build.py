@@ -231,11 +231,12 @@ def _missing_for_triton() -> str:
 
 
 def compiles_on(engine: EngineConfig, device: torch.device) -> bool:
-    """Returns whether blocks are compiled; by `auto`, not on a machine without what Triton needs."""
-    if engine.compile == "auto" and engine.compiles(device.type) and (missing := _missing_for_triton()):
+    """Returns whether blocks are compiled; by `auto`, not on a machine that Triton cannot work on."""
+    compiles = engine.compiles(device.type)
+    if compiles and engine.compile == "auto" and (missing := _missing_for_triton()):
         _warn_uncompiled(missing)
         return False
-    return engine.compiles(device.type)
+    return compiles
 
 
 @cache
@@ -357,7 +358,7 @@ def _compile_blocks(model: Transformer, engine: EngineConfig) -> None:
     compiled = partial(torch.compile, mode=engine.compile_mode)
     within = set()
     if engine.compile_scope == "stack":
-        within = {block for stack in model.modules() if isinstance(stack, Stack) for block in stack.blocks}
+        within = {block for stack in model.stacks for block in stack.blocks}
     for module in model.modules():
         # Only the forward: hooks of an engine stay outside of the graph, names do not change.
         if isinstance(module, Block) and module not in within:

@@ -122,7 +122,8 @@ class Stack(nn.Module):
         for number, table in enumerate(self.value_tables):
             others = () if table is None else (tables[table],)
             layer_cache = None if cache is None else cache.layers[number]
-            contexts.append(AttentionContext(masks[number], self._rotation(placed, number), layer_cache, others))
+            rotation = self._rotation(placed, number)
+            contexts.append(AttentionContext(masks[number], rotation, layer_cache, others))
         hidden_BTD, sums = self.pass_blocks(x_BTD, contexts, memory, counted_BT)
         ahead: tuple[Tensor, ...] = ()
         if predictors is not None:
@@ -133,9 +134,13 @@ class Stack(nn.Module):
         return ModelOutput(hidden_BTD, routing_LW=torch.stack(sums) if sums else None, ahead=ahead)
 
     def pass_blocks(
-        self, x_BTD: Tensor, contexts: list[AttentionContext], memory: Memory | None, counted_BT: Tensor | None
+        self,
+        x_BTD: Tensor,
+        contexts: list[AttentionContext],
+        memory: Memory | None,
+        counted_BT: Tensor | None,
     ) -> tuple[Tensor, list[Tensor]]:
-        """Passes the stream through all blocks and the last norm; returns also the sums of experts."""
+        """Passes the stream through all blocks and the last norm; returns sums of experts too."""
         values: tuple[Tensor, ...] = ()
         first_BTD = x_BTD if self.residual_scalars else None
         sums: list[Tensor] = []
@@ -144,7 +149,8 @@ class Stack(nn.Module):
         for number, (block, context) in enumerate(zip(self.blocks, contexts, strict=True)):
             mixed = AttentionContext(*context[:3], (*values, *context.others))
             with nullcontext() if offload is None else offload.block(number):
-                output: BlockOutput = block(*BlockInput(x_BTD, mixed, memory, first_BTD, counted_BT))
+                fields = BlockInput(x_BTD, mixed, memory, first_BTD, counted_BT)
+                output: BlockOutput = block(*fields)
             x_BTD = output.x_BTD
             if output.values_BTKH is not None:
                 values = (output.values_BTKH,)

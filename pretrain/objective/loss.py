@@ -231,10 +231,10 @@ def linear_cross_entropy(
         bias_V = None if bias_V is None else bias_V.to(dtype)
     assert weights_P is None or not (label_smoothing or z_loss or shared), "log-probabilities"
     inputs = hidden, weight_VD, bias_V, targets, mixed_P2, weights_P
-    num_logits = chunk_logits or logits_of_chunk(hidden.device)
+    options = sum_logits, chunk_logits or logits_of_chunk(hidden.device), shared
     with torch.autocast(device, enabled=False):
         # Inside a Function gradients are always off: the current mode is passed in.
-        return LossOutput(*_Sums.apply(*inputs, form, torch.is_grad_enabled(), sum_logits, num_logits, shared))
+        return LossOutput(*_Sums.apply(*inputs, form, torch.is_grad_enabled(), *options))
 
 
 class _Gradients:

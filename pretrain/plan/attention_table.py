@@ -1,10 +1,11 @@
-"""Fastest kernel of attention on a GPU in 16 bits, by packing and length of rows: what `auto` takes, and `plan` counts.
+"""Fastest kernel of attention on a GPU in 16 bits, by packing and length of rows.
 
     documents of a row     keys of a row     kernel     where it was measured
 
-Kernels: `cudnn` and `flash` are torch's, for rows without a mask; `varlen` is FlashAttention over the
-documents of a row, `flex` is compiled for a mask. An entry that nobody measured says so. The arm
-`attention` of `benchmarks/gpu.py` times all of them, and writes the entries of its GPU in this form.
+`engine.attention: auto` takes it, and `plan` counts its time. `cudnn` and `flash` are torch's kernels
+for rows without a mask; `varlen` is FlashAttention over the documents of a row, `flex` is compiled
+for a mask. An entry without a measurement says so. The arm `attention` of `benchmarks/gpu.py` times
+all of them, and writes the entries of its GPU in this form.
 """
 
 from typing import NamedTuple
@@ -21,7 +22,7 @@ class KernelChoice(NamedTuple):
 
 KERNELS = [
     KernelChoice(False, 1, "cudnn", ""),
-    KernelChoice(False, 32_768, "cudnn", "H200: 0.81 of the peak at 32,768 keys, flash 0.54 from 65,536 on"),
+    KernelChoice(False, 32_768, "cudnn", "H200: 0.81 of the peak; flash, from 65,536 on, 0.54"),
     KernelChoice(True, 1, "varlen", ""),
 ]
 """Entries by rising keys: the last that applies is taken."""

@@ -23,17 +23,17 @@ FP8_PAYS = 1.05
 """Predicted speed of a step over bf16 from which FP8 is worth its rounding."""
 
 
-def step_speedup(task: TrainingTask, layout: ParallelLayout, cluster: Cluster, recipe: str) -> float:
+def step_speedup(
+    task: TrainingTask, layout: ParallelLayout, cluster: Cluster, recipe: str
+) -> float:  # fmt: skip
     """Returns the predicted speed of a step by a recipe over bf16."""
-    bf16_s, fp8_s = (
-        predict_rate(task, replace(layout, engine=layout.engine.model_copy(update={"fp8": fp8})), cluster).step_s
-        for fp8 in ("off", recipe)
-    )
-    return bf16_s / fp8_s
+    engines = (layout.engine.model_copy(update={"fp8": fp8}) for fp8 in ("off", recipe))
+    rates = [predict_rate(task, replace(layout, engine=engine), cluster) for engine in engines]
+    return rates[0].step_s / rates[1].step_s
 
 
 def choose_fp8(config: RunConfig, task: TrainingTask, cluster: Cluster | None) -> RunConfig:
-    """Returns the config with the recipe that `engine.fp8=auto` is; `cluster=None`, of an unknown GPU: `off`."""
+    """Returns the config with the recipe that `engine.fp8=auto` is: `off` on an unknown cluster, None."""
     if config.engine.fp8 != "auto":
         return config
     speeds = {"off": FP8_PAYS}
@@ -48,9 +48,10 @@ def _layouts(config: RunConfig, cluster: Cluster) -> Iterator[ParallelLayout]:
     """Yields the layouts with the recipes that config and GPU take."""
     values = config.model_dump(mode="json", by_alias=True)
     for recipe in GEMM_SPEEDUP:
-        # A model, rows or ranks that FP8 has no products for; or a batch that these ranks cannot divide.
+        # A model, rows or ranks that FP8 has no products for; a batch that these ranks cannot divide.
         with suppress(ValidationError, ConfigError):
-            asked = RunConfig.model_validate(values | {"engine": values["engine"] | {"fp8": recipe}})
+            engine = values["engine"] | {"fp8": recipe}
+            asked = RunConfig.model_validate(values | {"engine": engine})
             plan = asked.plan_ranks(cluster.size)
             layout = ParallelLayout(asked.engine, plan.micro, plan.accumulation).on(cluster.size)
             if not refusal(layout.engine, cluster):

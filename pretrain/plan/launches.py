@@ -69,7 +69,7 @@ def count_launches(task: TrainingTask, layout: ParallelLayout, recompute: float,
 
 
 def attention_kernel(task: TrainingTask, engine: EngineConfig) -> str:
-    """Returns the kernel of attention: by the table for rows of one document in 16 bits, else FlashAttention."""
+    """Returns the kernel of attention: of rows of one document in 16 bits by the table, else flash."""
     whole = not task.masked and task.window is None and engine.precision != "fp32"
     if whole and engine.attention == "auto":
         return fastest_kernel(False, task.lengths.target)

@@ -172,7 +172,9 @@ def rank_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) ->
     return _count_memory(task, layout, cluster, loss_logits(task, layout, cluster))
 
 
-def _count_memory(task: TrainingTask, layout: ParallelLayout, cluster: Cluster, num_logits: int) -> RankMemory:
+def _count_memory(
+    task: TrainingTask, layout: ParallelLayout, cluster: Cluster, num_logits: int
+) -> RankMemory:  # fmt: skip
     engine = layout.engine
     values = task.values
     each = bytes_per_parameter(
@@ -287,18 +289,20 @@ def chunk_logits(gpu_bytes: int) -> int:
 
 
 def loss_logits(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> int:
-    """Returns the number of logits that the loss of a micro-batch holds at once; 0: it scores no words.
+    """Returns the number of logits that the loss holds at once; 0: it scores no words.
 
     With `engine.loss_chunk=whole` it is all of them, where a rank's memory suffices.
     """
     scored = task.generator or task
     if not scored.model.head.record.scores_words:
         return 0
-    whole = round(layout.micro * task.columns.target * scored.head_share) * scored.model.padded_vocab_size
-    gpu_bytes = memory_limit(cluster) if cluster.device == "cuda" else 0
+    positions = round(layout.micro * task.columns.target * scored.head_share)
+    whole = positions * scored.model.padded_vocab_size
     if layout.engine.loss_chunk == "whole":
         needed = _count_memory(task, layout.on(cluster.size), cluster, whole)
-        return whole if needed.total <= memory_limit(cluster) else min(chunk_logits(gpu_bytes), whole)
+        if needed.total <= memory_limit(cluster):
+            return whole
+    gpu_bytes = memory_limit(cluster) if cluster.device == "cuda" else 0
     return min(chunk_logits(gpu_bytes), whole)
 
 

@@ -18,7 +18,9 @@ from pretrain.checkpoint.format import step_of
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.state import TrainState
 from pretrain.config.data import BatchPlan
+from pretrain.config.engine import EngineConfig
 from pretrain.config.load import dump_config
+from pretrain.config.optim import OptimConfig
 from pretrain.config.run import RunConfig
 from pretrain.data.damage import DamagePolicy
 from pretrain.data.loader import TrainLoader, ValidationLoader
@@ -38,7 +40,7 @@ from pretrain.model.build import compiles_on, fill_weights
 from pretrain.model.sequence_parallel import share_rows
 from pretrain.objective import build_loss, shown_of
 from pretrain.optim.build import build_optimizer, state_size
-from pretrain.optim.groups import group_parameters
+from pretrain.optim.groups import ParameterGroup, group_parameters
 from pretrain.plan.course import checkpoint_bytes, checkpoints_at_once
 from pretrain.plan.params import count_parameters
 from pretrain.plan.task import ParallelLayout, RunFlops, task_of
@@ -134,8 +136,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     claim = replace(claim, config=config)
     show_phase(f"building a model of {count(count_parameters(config.model))} parameters")
     start = open_start(config, dataset.tokenizer_path, world)
-    cluster = cluster_of(world, accelerator.device)
-    kind = fit_engine(config, cluster).on(world.size)
+    kind = fit_engine(config, cluster := cluster_of(world, accelerator.device)).on(world.size)
     storage = not (builds_sharded(kind) or start.quantizes)
     model = build_model(config.model, kind, accelerator.device, storage=storage, world=world)
     num_saved = start.arrange(model, accelerator.device)
@@ -148,12 +149,10 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
         fill_weights(model, partial(_draw, start, progress))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
     module = _module(config, model, dataset)
-    fuses = kind.has_masters and compiles_on(kind, accelerator.device)
-    optimizer = build_optimizer(groups, optim, accelerator.device, fuses=fuses)
+    optimizer = _optimizer(groups, optim, kind, accelerator.device)
     options: dict[str, Any] = {"saves_frozen": start.base is None, "averages": optim.ema.is_on}
     options["balance"] = module.kept
     engine = build_engine(module, names, optimizer, accelerator, kind, clip, world, **options)
-
     identity = hashlib.sha256(dump_config(config).encode()).hexdigest()  # of config.yaml
     topology = {"world_size": world.size, "engine": engine.description, "lease": claim.lease_number, "config": identity}
     saved, best = config.checkpoint, config.checkpoint.best
@@ -206,6 +205,13 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
         attempt=len(record["attempts"]),
     )
     return run, state
+
+
+def _optimizer(
+    groups: list[ParameterGroup], optim: OptimConfig, engine: EngineConfig, device: torch.device
+) -> torch.optim.Optimizer:
+    fuses = engine.has_masters and compiles_on(engine, device)
+    return build_optimizer(groups, optim, device, fuses=fuses)
 
 
 def _draw(start: InitialWeights, progress: Progress, name: str, shape: torch.Size) -> torch.Tensor:

@@ -1,4 +1,4 @@
-"""Arithmetic of `pretrain plan` on the card of a run: FP8 where it pays, all logits at once where they fit."""
+"""Arithmetic of `pretrain plan` on the card of a run: FP8 where it pays, the loss at once where it fits."""
 
 import logging
 
@@ -33,8 +33,10 @@ def fit_engine(config: RunConfig, cluster: Cluster | None) -> EngineConfig:
     return engine
 
 
-def fit_loss(model: LanguageModel, task: TrainingTask, layout: ParallelLayout, cluster: Cluster | None) -> None:
-    """Sets the logits that a head holds at once where `engine.loss_chunk` asks for all; not on an unknown card."""
+def fit_loss(
+    model: LanguageModel, task: TrainingTask, layout: ParallelLayout, cluster: Cluster | None
+) -> None:  # fmt: skip
+    """Sets the logits that a head holds at once by `engine.loss_chunk`; not on an unknown card."""
     if layout.engine.loss_chunk == "whole" and cluster is not None:
         for head in (module for module in model.modules() if isinstance(module, Head)):
             head.chunk_logits = loss_logits(task, layout, cluster)

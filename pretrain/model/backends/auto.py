@@ -8,7 +8,8 @@ CUDA, bias, window, prefix, fp32      flex    (no mask tensor)
 CUDA, a cap of scores                 flex    (sdpa computes it tile by tile)
 CUDA, dropout with a mask             sdpa    (the only one with dropout)
 
-The table is `pretrain/plan/attention_table.py`; where it has `flex` for packed rows, that comes before `varlen`.
+The table is `pretrain/plan/attention_table.py`; where it has `flex` for packed rows, that comes
+before `varlen`.
 """
 
 import logging
@@ -58,7 +59,8 @@ class AutoAttention:
         """Chooses a backend and prepares the mask with it."""
         why = _why_sdpa(mask, size, bias, needs_other=self.needs_other)
         refusals = list(self.refusals)
-        fastest = fastest_kernel(mask.documents_BT is not None or mask.key_lengths_B is not None, size.keys)
+        packed = mask.documents_BT is not None or mask.key_lengths_B is not None
+        fastest = fastest_kernel(packed, size.keys)
         for name in sorted(self.others, key=lambda name: name != fastest) if why is None else ():
             try:
                 prepared = self.others[name].prepare(mask, size, bias)

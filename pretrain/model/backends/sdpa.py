@@ -135,7 +135,12 @@ class SdpaAttention:
         self._cudnn_shapes: set[tuple[int, int, int]] = set()
 
     def prepare(
-        self, mask: AttentionMask, size: MaskSize, bias: DistanceBias | None = None, *, cudnn: bool = True
+        self,
+        mask: AttentionMask,
+        size: MaskSize,
+        bias: DistanceBias | None = None,
+        *,
+        cudnn: bool = True,
     ) -> SdpaMask:
         """Plans the cheapest calls for a mask; on a CPU it reads documents and lengths.
 
