@@ -33,6 +33,7 @@ from pretrain.cli.options import CommandGroup, UsageError
 from pretrain.cli.plan import plan_command
 from pretrain.cli.quickstart import quickstart_command
 from pretrain.cli.recipes import presets_command, recipes_app
+from pretrain.cli.released_runs import continue_command, release_command, verify_release_command
 from pretrain.cli.run import (
     config_command,
     report_command,
@@ -85,6 +86,7 @@ _PANELS: dict[str, dict[str, Any]] = {
         "export": export_command,
         "serve": serve_command,
     },
+    "Share runs": {"release": release_command, "continue": continue_command, "verify-release": verify_release_command},
     "Check machines": {"doctor": doctor_command, "drill": drill_command},
 }
 """Commands in the order of `--help`; typer puts groups last in their panel."""

@@ -62,6 +62,9 @@ def keep_evaluation(subject: Subject, data: list[Data], settings: Mapping[str, A
 
     `settings` are those of the command line, `result` the facts of `pretrain evaluate --json`.
     """
+    if subject.run.release.is_file():
+        log.warning("%s: the result is not kept: a released run is not changed", subject.run.path)
+        return
     versions = package_versions()
     row = {
         "at": datetime.now(UTC).isoformat(timespec="seconds"),

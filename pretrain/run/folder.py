@@ -31,6 +31,7 @@ _RECORD = {"id": str, "name": str, "created": str, "attempts": list, "rollbacks"
 _ATTEMPT = {
     "number": int, "started": str, "ended": str, "exit_code": int, "reason": str, "host": str, "pid": int,
     "world_size": int, "from_step": int, "committed_step": int, "versions": dict, "slurm": dict, "recovery": dict,
+    "numerics": dict,
 }  # fmt: skip
 _RECOVERY = {"number": int, "lost": str, "seconds": float}
 _ROLLBACK = {"to": int, "automatic": bool, "set_aside": list}
@@ -75,6 +76,8 @@ class RunDir:
         """The tokenizer, copied from the data, so that the run can generate without them."""
         self.normalize = path / "normalize.json"
         """Normalisation of the data and the template of its turns, which are applied to later texts too."""
+        self.release = path / "release.json"
+        """Content of a released run, which is not changed; absent in any other (pretrain/release)."""
         self.attempt: int | None = None
         """Number of the attempt of this process; None: it has begun none."""
 

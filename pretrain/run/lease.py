@@ -15,6 +15,7 @@ new owner first removes the unfinished checkpoints of earlier ones.
 
 import logging
 import os
+import shlex
 import threading
 import time
 from collections.abc import Callable
@@ -22,7 +23,8 @@ from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 
-from pretrain.errors import EXIT_LOCKED, DiskError, LockedError
+from pretrain.errors import EXIT_LOCKED, ConfigError, DiskError, LockedError
+from pretrain.run.folder import RunDir
 from pretrain.run.owner import (
     POLL_S,
     Owner,
@@ -58,10 +60,12 @@ class Lease:
     Raises (on creation):
         LockedError: Another live process owns the folder; names its host, process, job and start.
             Within 5 seconds.
+        ConfigError: It is that of a released run, which is not changed.
         DiskError: The folder cannot be written to.
     """
 
     def __init__(self, folder: Path, on_lost: Callable[[LockedError], None] = _end_process) -> None:
+        _refuse_released(RunDir(folder.parent))
         self._folder, self._on_lost = make_dir(folder), on_lost
         try:
             self._owner = _take(folder)
@@ -145,12 +149,22 @@ def refuse_if_owned(folder: Path) -> None:
 
     The run's `lease` folder need not be there.
     """
+    _refuse_released(RunDir(folder.parent))
     try:
         highest = highest_number(folder)
         if highest:
             refuse_if_held(folder, highest, this_process())
     except OSError as error:
         raise disk_error("read it", folder, error) from error
+
+
+def _refuse_released(run: RunDir) -> None:
+    if run.release.is_file():
+        raise ConfigError(
+            "a released run is not changed",
+            where=str(run.path),
+            fix=f"continue it in a folder of its own: pretrain continue {shlex.quote(str(run.path))}",
+        )
 
 
 def _find_highest(folder: Path) -> OwnerRecord | None:

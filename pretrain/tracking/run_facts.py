@@ -65,6 +65,24 @@ def machine_facts() -> dict[str, Any]:
     return facts
 
 
+def numeric_facts(device: torch.device) -> dict[str, Any]:
+    """Returns the hardware and settings, besides versions, on which the last bits of a sum depend."""
+    if device.type == "cuda":
+        name = torch.cuda.get_device_name(device)
+        return {"device": name, "cuda": torch.version.cuda, "cudnn": torch.backends.cudnn.version()}
+    isa = torch.backends.cpu.get_cpu_capability()
+    return {"device": _processor(), "isa": isa, "threads": torch.get_num_threads()}
+
+
+def _processor() -> str:
+    """Returns the name of the processor, as Linux has it."""
+    with contextlib.suppress(OSError, IndexError):
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").splitlines()
+        names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+        return names[0]
+    return platform.processor() or platform.machine()
+
+
 def slurm_variables() -> dict[str, str]:
     """Returns the variables of the Slurm job, by name in lower case; none outside of one."""
     values = {name.lower(): os.environ.get(f"SLURM_{name}") for name in SLURM_NAMES}

@@ -51,7 +51,7 @@ from pretrain.run.stop import StopFlag
 from pretrain.shards.dataset import Dataset
 from pretrain.tracking.audit import AuditLedger
 from pretrain.tracking.meter import Meter, PhaseClock, Profiler, Timeline, peak_flops
-from pretrain.tracking.run_facts import find_facts
+from pretrain.tracking.run_facts import find_facts, numeric_facts
 from pretrain.tracking.run_output import RunOutput
 from pretrain.tracking.tracker import Identity
 from pretrain.training.claim import Claim, agree_on_versions, begin, check_data, recall_evaluations
@@ -163,7 +163,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     state = _restore(start, dataset, engine, checkpoints, size)
 
     on_cuda = accelerator.device.type == "cuda"
-    record = begin(claim, world, {**topology, "from_step": state.step, **read_recovery().facts()})
+    record = begin(claim, world, {**topology, **_facts_of_start(accelerator.device, state)})
     claim = with_reference(claim, plan, world, engine, state, progress)
     samples = SourceStreams(dataset, claim.stores, config.data, config.lengths, plan.rows, config.seed)
     skips = agree_on_skips(folder, record, state, world.is_main)
@@ -212,6 +212,10 @@ def _optimizer(
 ) -> torch.optim.Optimizer:
     fuses = engine.has_masters and compiles_on(engine, device)
     return build_optimizer(groups, optim, device, fuses=fuses)
+
+
+def _facts_of_start(device: torch.device, state: TrainState) -> dict[str, Any]:
+    return {"from_step": state.step, "numerics": numeric_facts(device), **read_recovery().facts()}
 
 
 def _draw(start: InitialWeights, progress: Progress, name: str, shape: torch.Size) -> torch.Tensor:

@@ -23,7 +23,7 @@ COMMANDS = [[], ["prepare"], ["config"], ["train"], ["launch"], ["launch", "loca
             ["launch", "resubmit"], ["runs"],
             ["inspect"], ["generate"], ["classify"], ["import"], ["export"], ["serve"], ["average"], ["evaluate"],
             ["attention"], ["data"], ["data", "verify"], ["data", "show"], ["data", "stats"], ["plan"], ["rollback"],
-            ["drill"], ["doctor"], ["report"], ["chat"], ["finetune"],
+            ["release"], ["continue"], ["verify-release"], ["drill"], ["doctor"], ["report"], ["chat"], ["finetune"],
             ["pretrain"], ["translate"], ["quickstart"], ["recipes"], ["recipes", "cp"], ["presets"],
             ["scale"], ["scale", "plan"], ["scale", "run"], ["scale", "fit"], ["scale", "score"],
             ["scale", "coordinates"]]  # fmt: skip
@@ -45,7 +45,16 @@ def test_flags_take_no_value_and_commands_are_grouped_by_use(tmp_path):
     done = run_light("--help", cwd=tmp_path)
     assert "<bool>" not in done.stdout
     panels = re.findall(r"\u256d\u2500 ([A-Z][a-z ]+) \u2500", done.stdout)
-    assert panels == ["Options", "Begin", "Prepare data", "Train", "Follow runs", "Use models", "Check machines"]
+    assert panels == [
+        "Options",
+        "Begin",
+        "Prepare data",
+        "Train",
+        "Follow runs",
+        "Use models",
+        "Share runs",
+        "Check machines",
+    ]
     assert "<bool>" not in run_light("inspect", "--help", cwd=tmp_path).stdout
     launch = run_light("launch", "--help", cwd=tmp_path).stdout
     assert re.findall(r"\u2502 ([a-z]+) ", launch) == [

@@ -110,12 +110,14 @@ def test_the_commands_of_the_readme_run_in_order(newcomer):
     (config,) = [block.text for block in read_blocks("README.md") if block.language == "yaml"]
     (newcomer.clone / "mine.yaml").write_text(config)
     attempts, outputs = 0, {}
-    documents = ("README.md", "docs/train.md", "docs/release.md")
+    documents = ("README.md", "docs/train.md", "docs/release.md", "docs/released_runs.md")
     for line in [line for document in documents for line in read_commands(document)]:
         command = re.sub(r"(--ranks|--nproc-per-node|--num_processes|--num_gpus) 8", r"\1 2", line)
         if pretrain_arguments(line)[0] in ("train", "launch"):
             attempts += 1
             command += f" train.stop_after={2 * attempts}"
+        elif pretrain_arguments(line)[0] == "continue":
+            command += f" train.stop_after={2 * attempts + 2}"
         # The deepspeed launcher counts GPUs by itself, unless it is told that there are none to count.
         outputs[line] = newcomer.run(command, activated=True, DS_ACCELERATOR="cpu", OMP_NUM_THREADS="1")
     assert attempts >= 5

@@ -3,7 +3,7 @@
 0 errors | 1 utils | 2 config.base | 3 kinds | 4 config.model | 5 families | 6 config run rows parts
 7 plan shards types dist | 8 tokenizer | 9 data preparation model objective optim tracking
 10 engine checkpoint generation interop resolve | 11 artifact | 12 attention_maps
-13 evaluation report doctor datacheck inspect | 14 training drill scale | 15 api | 16 cli
+13 evaluation report doctor datacheck inspect | 14 training drill scale | 15 api release | 16 cli
 launch beside them: layers 0 to 6, plan, shards
 """
 
@@ -30,7 +30,7 @@ LAYERS = [
     {"attention_maps"},
     {"evaluation", "report", "doctor", "datacheck", "inspect"},
     {"training", "drill", "scale"},
-    {"api"},
+    {"api", "release"},
     {"cli"},
 ]
 LAYER_OF = {part: number for number, parts in enumerate(LAYERS) for part in parts}

@@ -48,7 +48,10 @@ def test_every_file_that_a_source_file_points_to_exists():
     assert [pointer for pointer in pointers if pointer[1].rstrip("/") not in ends] == []
 
 
-@pytest.mark.parametrize(("document", "count"), [("README.md", 4), ("docs/train.md", 4), ("slurm/README.md", 4)])
+@pytest.mark.parametrize(
+    ("document", "count"),
+    [("README.md", 4), ("docs/train.md", 4), ("docs/released_runs.md", 2), ("slurm/README.md", 4)],
+)
 def test_every_command_of_a_document_parses(document, count, capsys):
     command_lines = [line for line in read_commands(document) if pretrain_arguments(line)]
     assert len(command_lines) > count
