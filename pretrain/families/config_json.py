@@ -6,14 +6,16 @@ Types are checked, and a value that none of our models represents is refused by 
 import sys
 from collections import defaultdict
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, TypeVar
 
 from pydantic import ValidationError
 
-from pretrain.config.base import MAX_LAYERS, MAX_ROWS
+from pretrain.config.base import MAX_LAYERS, MAX_ROWS, Section
 from pretrain.config.model import ModelConfig, SpecialTokens, StackConfig
 from pretrain.errors import ConfigError
 from pretrain.utils.safe_read import MAX_INT
+
+SectionT = TypeVar("SectionT", bound=Section)
 
 CONFIG = "config.json"
 MAX_SHOWN_CHARS = 200
@@ -196,8 +198,13 @@ def write_tokens(tokens: SpecialTokens, *further: str) -> dict[str, Any]:
 
 def build_config(**values: Any) -> ModelConfig:
     """Builds a config from values of a config.json. Raises: ConfigError: They do not fit together."""
+    return build_section(ModelConfig, values)
+
+
+def build_section(section: type[SectionT], values: Mapping[str, Any]) -> SectionT:
+    """Builds a section of a config. Raises: ConfigError: The values do not fit together."""
     try:
-        return ModelConfig(**values)
+        return section(**values)
     except ValidationError as error:
         first = error.errors(include_url=False)[0]
         place = ".".join(str(part) for part in first["loc"])

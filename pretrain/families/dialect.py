@@ -26,6 +26,7 @@ from pretrain.families.config_json import (
 )
 from pretrain.families.family import Family, Weight, affine, own_head, table
 from pretrain.families.label_names import with_heads
+from pretrain.families.mixer_keys import MixerTensors, of_layer
 from pretrain.families.rotary_keys import (
     FULL,
     SLIDING,
@@ -115,6 +116,7 @@ class Dialect:
             `layer_types`, by default by Qwen's flags (`listed`), or all but every n-th (n).
         missing: Further defaults.
         modules: Our modules of a block and theirs, of a config.
+        mixers: Tensors of the layers of other mixers than attention, by the mixer's name.
         order: Rows of ours in those of their projections of queries, keys and values (`Weight`), and
             of norms of these, which have as many rows as so many heads.
         joined_norms: Weights of a norm of queries or of keys are one tensor, [heads, width].
@@ -146,6 +148,7 @@ class Dialect:
     missing: Mapping[str, Any] = field(default_factory=dict)
     names: Names = _NAMES
     modules: Callable[[ModelConfig], Mapping[str, Any]] = lambda config: LLAMA_MODULES
+    mixers: Mapping[str, MixerTensors] = field(default_factory=dict)
     order: Callable[[StackConfig], tuple[int, ...]] = lambda stack: ()
     joined_norms: bool = False
     refused: Mapping[str, tuple[Any, str]] = field(default_factory=dict)
@@ -274,6 +277,21 @@ def _write_config(dialect: Dialect, config: ModelConfig) -> dict[str, Any]:
     return values | dialect.write(config)
 
 
+def _mixer_weights(
+    mixer: MixerTensors,
+    modules: Mapping[str, dict[str, int]],
+    place: tuple[str, str],
+    stack: StackConfig,
+) -> list[Weight]:
+    weights = [replace(one, **of_layer(place, one)) for one in mixer.weights(stack)]
+    for ours, theirs in modules.items():
+        if not ours.startswith("attention."):
+            renamed = mixer.modules.get(ours)
+            rows = theirs if renamed is None else stacked(ours, renamed, stack)
+            weights += affine(*place, {ours: rows}, bias=has_bias(ours, stack))
+    return weights
+
+
 def _weights(dialect: Dialect, config: ModelConfig) -> list[Weight]:
     stack, names = config.last_stack, dialect.names
     modules: dict[str, dict[str, int]] = {}
@@ -283,6 +301,10 @@ def _weights(dialect: Dialect, config: ModelConfig) -> list[Weight]:
     tensors = [table("embedding.weight", names.words, config.vocab_size)]
     for number in range(stack.layers):
         place = f"decoder.blocks.{number}.", names.layer.format(number)
+        mixer = dialect.mixers.get(stack.mixer_name(number))
+        if mixer is not None:
+            tensors += _mixer_weights(mixer, modules, place, stack)
+            continue
         for ours, theirs in modules.items():
             weights = affine(*place, {ours: theirs}, bias=has_bias(ours, stack))
             if ours.startswith("attention.") and ours != "attention.output":

@@ -30,7 +30,8 @@ class Weight:
             zeros on import, cut on export.
         row: Theirs is [1, n] where ours is [n] (Marian's final_logits_bias).
         shape: Shape of each tensor of theirs, which has the elements of ours in their order (the
-            kernel of a convolution, a table of one image). None: that of ours.
+            kernel of a convolution, a table of one image). -1 first: of as many rows as `theirs`
+            says, or others that are as many together. None: that of ours.
         fused: Number E of experts: theirs is one tensor, [E, inputs, outputs], or [E, outputs] of
             biases, where ours has the rows of all experts (gpt-oss). 0: no such tensor.
         order: Each run of so many rows of ours has the rows of a run of theirs in this order. Empty:

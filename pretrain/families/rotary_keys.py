@@ -243,6 +243,7 @@ def read_heads(
 
 
 def qkv_rows(stack: StackConfig) -> tuple[int, int, int]:
-    """Returns the rows of the projections of queries, keys and values."""
+    """Returns the rows of the projections of queries, with their gates, keys and values."""
     kv_rows = stack.num_kv_heads * stack.per_head_width
-    return stack.heads * stack.per_head_width, kv_rows, kv_rows
+    queries = (1 + stack.attention_gate) * stack.heads * stack.per_head_width
+    return queries, kv_rows, kv_rows

@@ -117,7 +117,8 @@ def _expert_facts(stack: StackConfig) -> dict[str, Any]:
     experts = stack.experts
     if experts is None:
         return {"experts": None}
-    keys = ("count", "top_k", "shared", "scores", "normalize", "scale", "first", "groups", "top_groups")
+    keys = ["count", "top_k", "shared", "shared_gate", "scores", "normalize", "scale", "first"]
+    keys += ["groups", "top_groups"]
     values = {f"experts.{key}": getattr(experts, key) for key in keys}
     values |= {"dense_width": stack.ff_width if experts.first else None}
     return values | {

@@ -21,7 +21,7 @@ from pretrain.config.model import ModelConfig, PatchesConfig
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.families import FAMILIES
 from pretrain.families.config_json import CONFIG, Fields
-from pretrain.families.family import Family
+from pretrain.families.family import Family, Weight
 from pretrain.families.label_names import check_head
 from pretrain.interop.nearest_family import unknown_model_type
 from pretrain.interop.release_files import (
@@ -198,7 +198,7 @@ class Release:
         """Compares names, shapes and dtypes with the config's. Raises: CheckpointError."""
         wanted: dict[str, Shape] = {name: tuple(values.shape) for name, values in self._constants.items()}
         for weight in self._weights.values():
-            wanted |= their_shapes(weight, self.shapes[weight.ours])
+            wanted |= self._expected(weight)
         misshapen = []
         unexpected = []
         for name, raw in sorted(self._spelled.items()):
@@ -225,6 +225,17 @@ class Release:
                 fix=self._files.advise(missing) or fix,
             )
         self._check_constants()
+
+    def _expected(self, weight: Weight) -> dict[str, Shape]:
+        """Returns the shapes of tensors of theirs, of any rows where `Weight.shape` says so."""
+        shapes = their_shapes(weight, self.shapes[weight.ours])
+        is_cut_anywhere = weight.shape is not None and weight.shape[0] == -1
+        if weight.shape is None or not is_cut_anywhere or not shapes.keys() <= self._spelled.keys():
+            return shapes
+        there = {name: self._files.facts[self._spelled[name]].shape for name in shapes}
+        rows = sum(shape[0] for shape in shapes.values())
+        fits = rows == sum(shape[0] for shape in there.values() if shape[1:] == weight.shape[1:])
+        return there if fits else shapes
 
     def _check_constants(self) -> None:
         for name, values in self._constants.items():

@@ -198,7 +198,10 @@ def from_theirs(weight: Weight, tensors: Sequence[Tensor], shape: Shape) -> Tens
         turned = tensor[0] if weight.row else tensor.t() if weight.transposed else tensor
         if weight.fused:
             turned = _swap(tensor.mT if tensor.ndim == 3 else tensor, weight, of_theirs=True).flatten(0, 1)
-        if weight.shape is not None and tensor.shape == weight.shape:
+        if weight.shape is not None and weight.shape[0] == -1:
+            turned = tensor.reshape(-1, *ours.shape[1:])
+            rows = len(turned)
+        elif weight.shape is not None and tensor.shape == weight.shape:
             turned = tensor.reshape(rows, *ours.shape[1:])
         assert turned.shape == (rows, *ours.shape[1:]), (name, tensor.shape, weight.ours, shape)
         ours[start : start + rows] = turned

@@ -49,7 +49,7 @@ class Mixer:
             is, with `prepare_documents` (`pretrain/model/parts/recurrence.py`) in the place of
             a mask. `draws` are functions of (weight, generator) by the names of the weights that
             start in a way of their own; `fused` has the rows of matrices that are one parameter.
-        counts: Module of its counts (`MixerCounts` of `pretrain/config/model/parts/mixers.py`).
+        counts: Module of its counts (`MixerCounts` of `pretrain/config/model/mixers/counted.py`).
         section: Sizes, under the mixer's name in a stack.
         supports: Abilities; what needs another is refused by its key (`StackConfig.lacking`).
     """

@@ -125,6 +125,7 @@ class Block(nn.Module):
         number: int,
     ) -> None:
         super().__init__()
+        config = config.of_layer(number)
         self._checkpointing = _checkpointing(config, engine, number)
         self._tiles = engine.feedforward_tiles
         self.norm_placement = config.norm_placement

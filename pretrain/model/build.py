@@ -92,7 +92,8 @@ def _draw_normal(
 def _fused_parts(name: str, weight: Tensor, stack: StackConfig) -> tuple[Tensor, ...]:
     kv_rows = stack.num_kv_heads * stack.per_head_width
     if name.endswith("attention.qkv.weight"):
-        return weight.split([stack.heads * stack.per_head_width, kv_rows, kv_rows])
+        rows = [stack.heads * stack.per_head_width, kv_rows, kv_rows]
+        return weight.split(rows + rows[:1] * stack.attention_gate)
     if name.endswith(("cross.key_value.weight", "gate_up.weight")):
         return weight.chunk(2, dim=-2)
     return (weight,)

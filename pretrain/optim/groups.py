@@ -56,8 +56,7 @@ def block_rows(model: nn.Module, name: str, *, split_heads: bool = False) -> tup
     elif layer in getattr(parent, "fused", ()):
         blocks = parent.fused[layer]
     elif layer == "qkv" and hasattr(parent, "kv_heads"):
-        heads = (parent.heads, parent.kv_heads, parent.kv_heads)
-        blocks = tuple(int(number) * int(parent.head_width) for number in heads)
+        blocks = parent.rows()
     else:
         parts = 2 if layer in _HALVES else _GATES.get(type(owner), 1)
         blocks = (rows // parts,) * parts
@@ -196,8 +195,8 @@ def _tables(model: nn.Module) -> set[int]:
     return named | {id(one) for owner in owners for one in owner.parameters(recurse=False)}
 
 
-HEAD_PARTS = frozenset({"head", "router"})
-"""Parts of the parameter names of heads."""
+HEAD_PARTS = frozenset({"head", "router", "shared_gate"})
+"""Parts of the parameter names of heads: rows of scores."""
 
 
 def split_hidden(group: ParameterGroup) -> tuple[ParameterGroup, ParameterGroup]:

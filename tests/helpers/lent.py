@@ -87,6 +87,9 @@ def _renamed(name: str, renames: tuple[tuple[str, str], ...]) -> str:
 def _as_saved(name: str, gradient: Tensor | None, as_saved: set[str]) -> list[tuple[str, Tensor | None]]:
     """Splits what transformers fuses while it loads, the matrices of experts, by the names of its files."""
     prefix, fused, kind = name.partition(".mlp.experts.")
+    layer, is_filter, _ = name.partition("conv1d.weight")
+    if gradient is not None and is_filter and name not in as_saved:  # OLMo Hybrid's files have three
+        return [(f"{layer}{part}_conv1d.weight", rows) for part, rows in zip("qkv", gradient.chunk(3), strict=True)]
     if gradient is None or not fused or name in as_saved:
         return [(name, gradient)]
     parts = ("gate_proj", "up_proj") if kind == "gate_up_proj" else ("down_proj",)

@@ -19,6 +19,8 @@ class ExpertsConfig(Section):
     shared: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0, le=MAX_EXPERTS)
     """Experts that every token passes besides (Dai et al. 2024, DeepSeekMoE), as one layer of their
     summed width."""
+    shared_gate: Annotated[bool, OnResume.NEVER] = False
+    """Multiply the result of the shared experts by the sigmoid of a learned score (Qwen3-Next)."""
     first: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0, le=MAX_LAYERS)
     """Number of the first layer with experts, counted from 0; those before it are dense, of `ff_width`
     (DeepSeek-V3: 3)."""
@@ -61,6 +63,7 @@ class ExpertsConfig(Section):
             ("balance_weight", "balance=loss", self.balance == "loss"),
             ("balance_rate", "balance=bias", self.balance == "bias"),
             ("z_loss", "scores=softmax", self.scores == "softmax"),
+            ("shared_gate", "shared=1 or more", self.shared > 0),
         ):
             if self.differs(key) and not value:
-                yield f"{key}={getattr(self, key)} needs {needs}", "leave it out"
+                yield f"{key}={str(getattr(self, key)).lower()} needs {needs}", "leave it out"

@@ -14,6 +14,7 @@ from pretrain.kinds.mixers import (
     MIXERS,
     Ability,
     DeltaConfig,
+    Mamba2Config,
     Mixer,
     MixerName,
     MixerSection,
@@ -55,10 +56,13 @@ class StackConfig(Section):
     latent: LatentConfig | None = None
     """Latent attention in place of projections of keys and values. None: grouped or multi-head."""
     mixers: Annotated[list[MixerName] | None, OnResume.NEVER] = Field(default=None, min_length=1)
-    """Mixers of the first layers, repeated over all: `attention`, or `delta`, the gated delta rule
-    (Yang et al. 2024), whose cost and cache do not grow with length. None: attention in each."""
+    """Mixers of the first layers, repeated over all: `attention`, or, with a cost and a cache that
+    do not grow with length, `delta`, the gated delta rule (Yang et al. 2024), or `mamba2` (Dao and
+    Gu 2024). None: attention in each."""
     delta: DeltaConfig = DeltaConfig()
     """Sizes of the layers of `mixers` that are `delta`."""
+    mamba2: Mamba2Config = Mamba2Config()
+    """Sizes of the layers of `mixers` that are `mamba2`."""
     ff_width: Annotated[int, OnResume.NEVER] = Field(ge=1, le=MAX_WIDTH)
     """Hidden width F of the feed-forward layer."""
     experts: ExpertsConfig | None = None
@@ -79,6 +83,9 @@ class StackConfig(Section):
     norm_placement: Annotated[Literal["pre", "post", "output", "sandwich"], OnResume.NEVER] = "pre"
     """Norm before each sub-layer (`pre`), after its residual sum (`post`), of its output, before
     the sum (`output`; OLMo 2, 2.2), or both before it and of its output (`sandwich`; Gemma 2)."""
+    mixer_norm_placement: Annotated[Literal["pre", "output"] | None, OnResume.NEVER] = None
+    """Place of the norms in layers whose mixer is not attention (OLMo Hybrid: `pre`, and `output`
+    of attention). None: `norm_placement`."""
     norm_offset: Annotated[bool, OnResume.NEVER] = False
     """Scale what an RMSNorm divides by one plus its weight, which starts at 0 (Gemma)."""
     norm_bias: Annotated[bool | None, OnResume.NEVER] = None
@@ -119,6 +126,9 @@ class StackConfig(Section):
     attention_sinks: Annotated[bool, OnResume.NEVER] = False
     """A learned score of each head beside those of the keys, which takes a share of the weight and has
     no value (gpt-oss)."""
+    attention_gate: Annotated[bool, OnResume.NEVER] = False
+    """Multiply the result of self-attention by the sigmoid of a further projection of its input,
+    before the output projection (Qwen3-Next)."""
     embedding_width: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1, le=MAX_WIDTH)
     """Width E of the tables of tokens, positions and token types, and of `input_norm`, whose sum a
     matrix with a bias maps to `width` (ELECTRA, Clark et al. 2020, 3.2). None: `width`."""
@@ -288,6 +298,13 @@ class StackConfig(Section):
         name = self.mixer_name(number)
         return self.mixer_section(name).kernel if name in MIXERS else None
 
+    def of_layer(self, number: int) -> "StackConfig":
+        """Returns the values of a layer, whose norms may have a place of their own."""
+        place = self.mixer_norm_placement
+        if place in (None, self.norm_placement) or self.mixer(number) is None:
+            return self
+        return self.model_copy(update={"norm_placement": place})
+
     @property
     def replaced_by(self) -> dict[str, int]:
         """Numbers of layers of each mixer in the place of attention."""
@@ -343,10 +360,22 @@ class StackConfig(Section):
                 continue
             for row in self.mixer_section(name).size_conflicts(self.width, self.heads):
                 yield f"{name}.{row}" if isinstance(row, str) else (f"{name}.{row[0]}", row[1])
+        if (place := self.mixer_norm_placement) is not None:
+            yield from self._placement_conflicts(f"mixer_norm_placement={place}")
         for key in ("value_residual", "value_embeddings"):
             if (value := getattr(self, key)) and (mixers := self.lacking("values")):
                 setting = f"{key}={str(value).lower()}"
                 yield f"{setting} does not go with {mixers}", "leave one of them out"
+
+    def _placement_conflicts(self, key: str) -> Conflicts:
+        if not self.replaced_by:
+            where = "is of layers of other mixers than attention"
+            yield f"{key} {where}, and no layer is one", "leave it out"
+        if self.norm_placement not in ("pre", "output"):
+            yield f"{key} goes with norm_placement=pre or output, not {self.norm_placement}"
+        for name in ("input_norm", "parallel"):
+            if value := getattr(self, name):
+                yield f"{key} does not go with {name}={str(value).lower()}", "leave one of them out"
 
     def _latent_conflicts(self, latent: LatentConfig) -> Conflicts:
         without_place = {
@@ -357,6 +386,7 @@ class StackConfig(Section):
             "norm_offset=true": self.norm_offset,
             f"qk_norm={self.qk_norm}": self.qk_norm is not False,
             "attention_sinks=true": self.attention_sinks,
+            "attention_gate=true": self.attention_gate,
             "value_residual=true": self.value_residual,
             f"value_embeddings={self.value_embeddings}": self.value_embeddings > 0,
         }

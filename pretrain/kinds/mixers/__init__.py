@@ -7,12 +7,14 @@ from pydantic import AfterValidator
 from pretrain.config.base import check_name
 from pretrain.kinds.mixer import Ability, Mixer, MixerSection
 from pretrain.kinds.mixers.delta import DELTA, DeltaConfig
+from pretrain.kinds.mixers.mamba2 import MAMBA2, Mamba2Config
 
 ATTENTION = "attention"
 """Name of the mixer that has no record, since the keys of a stack are its own."""
 
 MIXERS: dict[str, Mixer] = {
     "delta": DELTA,
+    "mamba2": MAMBA2,
 }
 
 
@@ -22,4 +24,13 @@ def _check(name: str) -> str:
 
 MixerName = Annotated[str, AfterValidator(_check)]
 
-__all__ = ["ATTENTION", "MIXERS", "Ability", "DeltaConfig", "Mixer", "MixerName", "MixerSection"]
+__all__ = [
+    "ATTENTION",
+    "MIXERS",
+    "Ability",
+    "DeltaConfig",
+    "Mamba2Config",
+    "Mixer",
+    "MixerName",
+    "MixerSection",
+]

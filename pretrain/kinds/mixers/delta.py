@@ -25,6 +25,11 @@ class DeltaSizes(NamedTuple):
         keys = self.heads * self.key_width
         return keys, keys, self.value_heads * self.value_width
 
+    @property
+    def fused(self) -> tuple[int, int, int, int]:
+        """Rows of the matrices of queries, keys, values and gates, which are one parameter."""
+        return *self.rows, self.rows[-1]
+
 
 class DeltaConfig(MixerSection):
     """Sizes of the layers of the gated delta rule (Yang et al. 2024, Gated DeltaNet): each head has
@@ -74,6 +79,6 @@ class DeltaConfig(MixerSection):
 
 DELTA = Mixer(
     layer="pretrain.model.parts.gated_delta:GatedDelta",
-    counts="pretrain.config.model.parts.gated_delta",
+    counts="pretrain.config.model.mixers.gated_delta",
     section=DeltaConfig,
 )

@@ -39,9 +39,10 @@ class SelfAttention(nn.Module):
     """Multi-head attention; grouped-query (Ainslie et al. 2023): head n reads n // (N / K).
 
     Queries, keys and values are one matrix product: the rows of `qkv.weight` are N query heads, K
-    key heads, K value heads, each of H rows. With `value_residual` and `value_embeddings` a layer
-    mixes its values with others, by the factors `value_mix`. `sinks`, [N], are scores of a key of
-    each head that has no value (`backends/sinks.py`).
+    key heads, K value heads, each of H rows; with `attention_gate` also gates of N heads. With
+    `value_residual` and `value_embeddings` a layer mixes its values with others, by the factors
+    `value_mix`. `sinks`, [N], are scores of a key of each head that has no value
+    (`backends/sinks.py`).
     """
 
     def __init__(self, config: StackConfig, backend: AttentionBackend, number: int) -> None:
@@ -51,8 +52,8 @@ class SelfAttention(nn.Module):
         self.head_width = config.per_head_width
         self.dropout = config.attention_weight_dropout
         self.scale = config.score_scale
-        qkv_width = (self.heads + 2 * self.kv_heads) * self.head_width
-        self.qkv = nn.Linear(config.width, qkv_width, bias=config.has_qkv_bias)
+        self.is_gated = config.attention_gate
+        self.qkv = nn.Linear(config.width, sum(self.rows()), bias=config.has_qkv_bias)
         self.query_norm = None
         self.key_norm = None
         if config.qk_norm:
@@ -65,10 +66,14 @@ class SelfAttention(nn.Module):
         self.output = nn.Linear(self.heads * self.head_width, config.width, bias=config.has_output_bias)
         self.backend = backend
 
+    def rows(self) -> tuple[int, ...]:
+        """Returns the rows of queries, keys, values and gates."""
+        heads = (self.heads, self.kv_heads, self.kv_heads, self.heads)
+        return tuple(number * self.head_width for number in heads[: 3 + self.is_gated])
+
     def cuts(self) -> dict[str, tuple[int, ...] | None]:
         """Returns the matrices that ranks may share: sections of rows that each has a part of; None: by columns."""
-        heads = (self.heads, self.kv_heads, self.kv_heads)
-        return {"qkv": tuple(number * self.head_width for number in heads), "output": None}
+        return {"qkv": self.rows(), "output": None}
 
     def forward(self, x_BTD: Tensor, context: AttentionContext) -> AttentionOutput:
         """Attends within a sequence, under a prepared mask."""
@@ -76,14 +81,14 @@ class SelfAttention(nn.Module):
         projected = self.qkv(x_BTD)
         # Its own lengths: ranks that share matrices gather the columns of all.
         heads = projected.view(*projected.shape[:2], -1, self.head_width)  # [B, T, N + 2 K, H]
-        sizes = (self.heads, self.kv_heads, self.kv_heads)
+        sizes = (self.heads, self.kv_heads, self.kv_heads, self.heads)[: 3 + self.is_gated]
         if rotation is not None and self.query_norm is None:
             # Queries and keys are adjacent: one rotation of both instead of two.
-            qk, own_BTKH = heads.split_with_sizes((sum(sizes[:2]), sizes[2]), dim=2)
+            qk, own_BTKH, *gate = heads.split_with_sizes((sum(sizes[:2]), *sizes[2:]), dim=2)
             q_BTNH, k_BSKH = rotate(qk, rotation).split_with_sizes(sizes[:2], dim=2)
         else:
             # Elsewhere one split, whose gradient is one copy.
-            q_BTNH, k_BSKH, own_BTKH = heads.split_with_sizes(sizes, dim=2)
+            q_BTNH, k_BSKH, own_BTKH, *gate = heads.split_with_sizes(sizes, dim=2)
         v_BSKH = own_BTKH if self.value_mix is None else mix_values(self.value_mix, own_BTKH, tables)
         if self.query_norm is not None and self.key_norm is not None:
             q_BTNH = norm_heads(self.query_norm, q_BTNH)
@@ -95,6 +100,8 @@ class SelfAttention(nn.Module):
             k_BSKH, v_BSKH = cache.append(k_BSKH, v_BSKH)
         options: dict[str, Any] = {"dropout": self.dropout if self.training else 0.0, "scale": self.scale}
         mixed_BTNH = self.backend.attend(q_BTNH, k_BSKH, v_BSKH, prepared, sinks_N=self.sinks, **options)
+        if gate:
+            mixed_BTNH = mixed_BTNH * gate[0].sigmoid()
         result_BTD = self.output(mixed_BTNH.flatten(2))
         return AttentionOutput(result_BTD, own_BTKH if self.returns_values else None)
 

@@ -133,8 +133,9 @@ class MixtureOfExperts(nn.Module):
     """E feed-forward layers of which each token passes J, and shared ones that all pass.
 
     Parameters as in `FeedForward`, but of three dimensions: `gate_up.weight` [E, 2F, D] and
-    `down.weight` [E, D, F]; further `router.weight` [E, D] and a dense layer `shared`. Biases of
-    experts are `gate_up.bias` [2 E F] and `down.bias` [E D], and of the router [E].
+    `down.weight` [E, D, F]; further `router.weight` [E, D], a dense layer `shared`, and its
+    `shared_gate.weight` [1, D]. Biases of experts are `gate_up.bias` [2 E F] and `down.bias` [E D],
+    and of the router [E].
     """
 
     def __init__(self, config: StackConfig) -> None:
@@ -150,6 +151,7 @@ class MixtureOfExperts(nn.Module):
             self.up = GroupedLinear(experts.count, config.width, width, config.bias)
         self.down = GroupedLinear(experts.count, width, config.width, config.bias)
         self.shared = FeedForward(config, experts.shared * width) if experts.shared else None
+        self.shared_gate = nn.Linear(config.width, 1, bias=False) if experts.shared_gate else None
         self.gate = Gate(config)
         # With experts over ranks, what sends rows to their experts (`expert_parallel.py`).
         self.send: Callable[..., Tensor] | None = None
@@ -171,7 +173,10 @@ class MixtureOfExperts(nn.Module):
         result_PD = Combine.apply(rows_RD, weights_PJ.to(rows_RD.dtype), order_R, inverse_R)
         result_BTD = result_PD.view_as(x_BTD)
         if self.shared is not None:
-            result_BTD = result_BTD + self.shared(x_BTD)
+            shared_BTD = self.shared(x_BTD)
+            if self.shared_gate is not None:
+                shared_BTD = shared_BTD * self.shared_gate(x_BTD).sigmoid()
+            result_BTD = result_BTD + shared_BTD
         return result_BTD, sums_W
 
     def run(self, rows_RD: Tensor, offsets_E: Tensor) -> Tensor:

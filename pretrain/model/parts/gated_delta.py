@@ -1,15 +1,14 @@
 """Gated delta rule: a layer whose state is a matrix for each head, in the place of attention.
 
-    x -> qkv -> short convolution, SiLU -> queries and keys of norm 1, values
+    x -> qkv_gate -> short convolution, SiLU -> queries and keys of norm 1, values; and gates
       -> rates -> log decay g = -exp(a_log) softplus(a + dt_bias), write strength beta = sigmoid(b)
     state_t = S + k_t beta_t (v_t - S^T k_t)^T,  where S = exp(g_t) state_(t-1)     (the rule)
-    state_t^T q_t -> RMSNorm of each head, times SiLU(gate(x)) -> output
+    state_t^T q_t -> RMSNorm of each head, times SiLU(gate) -> output
 
 Yang et al. 2024 (Gated DeltaNet), 3; chunked as by Yang et al. 2024 (DeltaNet), 3.2. State and
 convolution start anew at each document of a row. Not here: kernels for a GPU.
 """
 
-import math
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -19,7 +18,7 @@ from torch.nn.functional import silu, softplus
 from pretrain.config.model import StackConfig
 from pretrain.model.parts.attention import AttentionContext, AttentionOutput
 from pretrain.model.parts.recurrence import (
-    chunk_documents,
+    decay_chunks,
     draw_decay,
     draw_ones,
     draw_step,
@@ -55,38 +54,29 @@ class DeltaInput(NamedTuple):
 
 
 def gated_delta_rule(
-    inputs: DeltaInput, state_BNKV: Tensor | None = None, before_B1: Tensor | None = None
-) -> tuple[Tensor, Tensor]:
+    inputs: DeltaInput,
+    state_BNKV: Tensor | None = None,
+    before_B1: Tensor | None = None,
+    *,
+    continues: bool = True,
+) -> tuple[Tensor, Tensor | None]:
     """Computes the rule chunk by chunk; cost is linear in T.
-
-    Decays stay logarithms until they are differences within a document, so that none overflows.
 
     Args:
         inputs: T tokens.
         state_BNKV: State before them. None: zeros.
         before_B1: Document of that state.
+        continues: The row does, and the state after it is asked for.
 
     Returns:
-        Results [B, T, N, V] and the state after the last token.
+        Results [B, T, N, V] and the state after the last token, or None.
     """
     rows, length, heads, key_width = inputs.k_BTNH.shape
     chunk = min(CHUNK, length)
     q, k, v, log_decay, strength = (split_chunks(x, chunk) for x in inputs[:5])
     if state_BNKV is None:
         state_BNKV = k.new_zeros(rows, heads, key_width, v.shape[-1])
-    total = log_decay.cumsum(dim=-1)  # [B, N, C, L]
-    allowed = torch.ones(chunk, chunk, dtype=torch.bool, device=k.device).tril()
-    reads = total.exp()[..., None]
-    writes = (total[..., -1:] - total).exp()[..., None]
-    remains = total[..., -1].exp()[..., None, None]  # [B, N, C, 1, 1]
-    if inputs.documents_BT is not None:
-        documents, before = chunk_documents(inputs.documents_BT, before_B1, chunk)
-        allowed = allowed & (documents[..., :, None] == documents[..., None, :])
-        continues = documents == before
-        reads = reads * continues[..., None]
-        writes = writes * (documents == documents[..., -1:])[..., None]
-        remains = remains * continues[..., -1, None, None]
-    pairs = (total[..., :, None] - total[..., None, :]).masked_fill(~allowed, -math.inf).exp()
+    pairs, reads, writes, remains = decay_chunks(log_decay, inputs.documents_BT, before_B1)
     written = k * strength[..., None]
     system = written @ k.mT * pairs
     inside = q @ k.mT * pairs
@@ -100,16 +90,18 @@ def gated_delta_rule(
     for number in range(q.shape[2]):
         new = fresh[:, :, number] - lost[:, :, number] @ state_BNKV
         results.append(q[:, :, number] @ state_BNKV + inside[:, :, number] @ new)
-        state_BNKV = state_BNKV * remains[:, :, number] + k[:, :, number].mT @ new
-    return torch.cat(results, dim=2).transpose(1, 2)[:, :length], state_BNKV
+        if continues or number + 1 < q.shape[2]:
+            state_BNKV = state_BNKV * remains[:, :, number] + k[:, :, number].mT @ new
+    result_BTNV = torch.cat(results, dim=2).transpose(1, 2)[:, :length]
+    return result_BTNV, state_BNKV if continues else None
 
 
 class GatedDelta(nn.Module):
     """Gated delta rule with short convolution, output gate and norm (Gated DeltaNet, 3.4).
 
-    The rows of `qkv.weight` are those of query heads, key heads and value heads; of `rates.weight`
-    those of decays, then of write strengths, a row for each value head. Head n of values reads head
-    n // (values / keys) of queries and keys. No biases but `dt_bias`.
+    The rows of `qkv_gate.weight` are those of query heads, key heads, value heads and gates; of
+    `rates.weight` those of decays, then of write strengths, a row for each value head. Head n of
+    values reads head n // (values / keys) of queries and keys. No biases but `dt_bias`.
 
     Attributes:
         fused: Rows of each matrix of the parameters that are several.
@@ -131,22 +123,21 @@ class GatedDelta(nn.Module):
         self.rows = sizes.rows
         self.kernel = sizes.kernel
         self.strongest = 2.0 if sizes.negative_eigenvalues else 1.0
-        self.fused = {"qkv": self.rows, "rates": (self.value_heads,) * 2}
+        self.fused = {"qkv_gate": sizes.fused, "rates": (self.value_heads,) * 2}
         values = self.rows[-1]
-        self.qkv = nn.Linear(config.width, sum(self.rows), bias=False)
+        self.qkv_gate = nn.Linear(config.width, sum(sizes.fused), bias=False)
         self.convolution = ShortConvolution(sum(self.rows), self.kernel)
         self.rates = nn.Linear(config.width, 2 * self.value_heads, bias=False)
         self.a_log = nn.Parameter(torch.empty(self.value_heads))
         self.dt_bias = nn.Parameter(torch.empty(self.value_heads))
         self.norm = nn.RMSNorm(self.value_width, eps=sizes.norm_eps)
-        self.gate = nn.Linear(config.width, values, bias=False)
         self.output = nn.Linear(values, config.width, bias=False)
 
     def forward(self, x_BTD: Tensor, context: AttentionContext) -> AttentionOutput:
         """Mixes tokens of a document; `context.prepared` are documents of `prepare_documents`."""
         documents_BS: Tensor | None = context.prepared
         cache = context.cache
-        qkv_BTC = self.qkv(x_BTD)
+        qkv_BTC, gate_BTV = self.qkv_gate(x_BTD).split((sum(self.rows), self.rows[-1]), dim=-1)
         state_BNKV = None if cache is None or cache.state is None else cache.state[0]
         taps_BSC = behind_taps(qkv_BTC, self.kernel, cache)
         mixed_BTC = silu(self.convolution(taps_BSC, documents_BS))
@@ -158,10 +149,13 @@ class GatedDelta(nn.Module):
             if documents_BS is not None:
                 inputs = inputs._replace(documents_BT=documents_BS[:, self.kernel - 1 :])
                 before_B1 = documents_BS[:, self.kernel - 2 : self.kernel - 1]
-            result_BTNV, state_BNKV = gated_delta_rule(inputs, state_BNKV, before_B1)
-        if cache is not None:
+            result_BTNV, state_BNKV = gated_delta_rule(
+                inputs, state_BNKV, before_B1, continues=cache is not None
+            )  # fmt: skip
+        if cache is not None and state_BNKV is not None:
             cache.replace_state(x_BTD.shape[1], state_BNKV, taps_BSC[:, 1 - self.kernel :])
-        gate_BTNV = self.gate(x_BTD).view_as(result_BTNV)
+        # A copy: a view would keep the whole product until the backward pass.
+        gate_BTNV = gate_BTV.contiguous().unflatten(-1, (self.value_heads, -1))
         normed_BTNV = self.norm(result_BTNV.to(self.norm.weight.dtype)).to(gate_BTNV.dtype)
         gated_BTNV = normed_BTNV * silu(gate_BTNV)
         return AttentionOutput(self.output(gated_BTNV.flatten(2)))

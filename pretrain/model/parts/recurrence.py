@@ -1,6 +1,7 @@
 """Documents and chunks of a row for mixers with a state, and the initial values of their decays."""
 
 import math
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -42,7 +43,7 @@ def split_chunks(x_BTN: Tensor, chunk: int) -> Tensor:
     return x_BTN.transpose(1, 2).contiguous().unflatten(2, (-1, chunk))
 
 
-def chunk_documents(
+def _chunk_documents(
     documents_BT: Tensor, before_B1: Tensor | None, chunk: int
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """Returns documents of tokens, [B, 1, C, L], and of the state before each chunk, [B, 1, C, 1]."""
@@ -54,6 +55,51 @@ def chunk_documents(
         before_B1 = documents_BT[:, :1]
     before = torch.cat((before_B1, documents[:, :-1, -1]), dim=1)
     return documents[:, None], before[:, None, :, None]
+
+
+class ChunkDecays(NamedTuple):
+    """Decays within chunks of L tokens, zero between documents.
+
+    Attributes:
+        pairs: From a token's write to a later one's reading, [B, N, C, L, L].
+        reads: From the state before a chunk to a token, [B, N, C, L, 1].
+        writes: From a token to the state after its chunk, [B, N, C, L, 1].
+        remains: From the state before a chunk to the one after it, [B, N, C, 1, 1].
+    """
+
+    pairs: Tensor
+    reads: Tensor
+    writes: Tensor
+    remains: Tensor
+
+
+def decay_chunks(
+    log_decay: Tensor, documents_BT: Tensor | None, before_B1: Tensor | None
+) -> ChunkDecays:  # fmt: skip
+    """Sums the logarithms of decays, [B, N, C, L], within chunks and documents.
+
+    They stay logarithms until they are differences within a document, so that none overflows.
+
+    Args:
+        log_decay: Decay before each token.
+        documents_BT: Document of each token, before they were lengthened. None: one a row.
+        before_B1: Document of the state before the row. None: that of its first token.
+    """
+    chunk = log_decay.shape[-1]
+    total = log_decay.cumsum(dim=-1)
+    allowed = torch.ones(chunk, chunk, dtype=torch.bool, device=total.device).tril()
+    reads = total.exp()[..., None]
+    writes = (total[..., -1:] - total).exp()[..., None]
+    remains = total[..., -1].exp()[..., None, None]
+    if documents_BT is not None:
+        documents, before = _chunk_documents(documents_BT, before_B1, chunk)
+        allowed = allowed & (documents[..., :, None] == documents[..., None, :])
+        continues = documents == before
+        reads = reads * continues[..., None]
+        writes = writes * (documents == documents[..., -1:])[..., None]
+        remains = remains * continues[..., -1, None, None]
+    pairs = (total[..., :, None] - total[..., None, :]).masked_fill(~allowed, -math.inf).exp()
+    return ChunkDecays(pairs, reads, writes, remains)
 
 
 def draw_decay(weight: Tensor, generator: torch.Generator) -> None:

@@ -28,7 +28,7 @@ def weights(stack: StackConfig, name: str, number: int) -> Weights:
         return
     query = stack.heads * stack.per_head_width
     key = stack.num_kv_heads * stack.per_head_width
-    rows = (query, key, key)
+    rows = (query, key, key, query)[: 3 + stack.attention_gate]
     bias = stack.has_qkv_bias
     yield from linear(f"{name}.qkv", stack.width, sum(rows), bias, GROUP, cut="rows", fused=rows)
     yield from _norms(stack, name)
@@ -88,6 +88,7 @@ def flops(
     key = made or count.has(f"{name}.key_norm.weight")
     value = made or mixed or count.has(f"{name}.value_mix")
     result = count.mix(stack.heads * stack.per_head_width * pairs, query, key, value, bias)
+    result = result or (made and stack.attention_gate)
     return count.linear(f"{name}.output", tokens, result), made
 
 
@@ -121,9 +122,9 @@ def _widths(batch: MicroBatch, stack: StackConfig) -> tuple[int, int]:
 
 
 def projected(batch: MicroBatch, stack: StackConfig) -> int:
-    """Returns bytes a token of queries, keys and values as one product makes them."""
+    """Returns bytes a token of queries, keys, values and gates as one product makes them."""
     query, key = _widths(batch, stack)
-    return query + 2 * key
+    return (1 + stack.attention_gate) * query + 2 * key
 
 
 def kept(batch: MicroBatch, stack: StackConfig, number: int) -> Kept:
@@ -138,7 +139,8 @@ def kept(batch: MicroBatch, stack: StackConfig, number: int) -> Kept:
     # Values are a view of the product; rotated or normed queries and keys are copies.
     turned = query + key if position.rotates(stack, number) or stack.qk_norm else 0
     summed, copied = values.kept_sum(batch, stack, number)
-    further = _kept_norms(batch, stack) + copied
+    # Sigmoid of the gate, and its product with the result of attention.
+    further = _kept_norms(batch, stack) + copied + 2 * query * stack.attention_gate
     results = products + mixed
     whole = results + turned + summed + further
     if batch.sequence > 1:
@@ -201,4 +203,5 @@ def score_bytes(batch: MicroBatch, stack: StackConfig) -> int:
 
 def num_values(stack: StackConfig) -> int:
     """Returns the values of a layer's projections, of which autocast makes copies."""
-    return 2 * stack.width * (stack.heads + stack.num_kv_heads) * stack.per_head_width
+    heads = (2 + stack.attention_gate) * stack.heads + 2 * stack.num_kv_heads
+    return stack.width * heads * stack.per_head_width

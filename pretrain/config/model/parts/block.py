@@ -2,14 +2,15 @@
 
 from typing import NamedTuple
 
+from pretrain.config.model.mixers.counted import counts_of
 from pretrain.config.model.parts import attention, experts, feedforward, norm, values
 from pretrain.config.model.parts.counts import FlopCounter, Kept, MicroBatch, NamedWeight, RowTokens, Weights
-from pretrain.config.model.parts.mixers import counts_of
 from pretrain.config.model.stack import StackConfig
 
 
 def weights(stack: StackConfig, name: str, number: int, *, reads_encoder: bool = False) -> Weights:
     """Yields the parameters of a block in the order of use."""
+    stack = stack.of_layer(number)
     if stack.residual_scalars and number > 0:
         yield NamedWeight(f"{name}.residual_mix", (2,), "attention")
     if stack.norms_attention(number):
@@ -74,6 +75,7 @@ def flops(
 
     `stream`: its input has a gradient; `bias` and `mixed` as in `attention.flops`.
     """
+    stack = stack.of_layer(number)
     passed = _Stream(count, stack, name, stream)
     before = read = passed.read("attention")
     if stack.parallel is True:
@@ -149,6 +151,7 @@ def _kept_feedforward(batch: MicroBatch, stack: StackConfig, number: int) -> Kep
 
 def kept(batch: MicroBatch, stack: StackConfig, number: int) -> BlockBytes:
     """Counts a micro-batch in a block."""
+    stack = stack.of_layer(number)
     around = _kept_around(batch, stack, normed=stack.norms_attention(number))
     if mixer := stack.mixer(number):
         mixed = counts_of(mixer).kept(batch, stack)

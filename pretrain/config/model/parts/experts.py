@@ -20,6 +20,8 @@ def weights(stack: StackConfig, experts: ExpertsConfig, name: str) -> Weights:
     if experts.shared:
         hidden = experts.shared * stack.expert_width
         yield from feedforward.weights(stack, f"{name}.shared", hidden)
+    if experts.shared_gate:
+        yield from linear(f"{name}.shared_gate", stack.width, 1, False, "feedforward")
 
 
 def flops(count: FlopCounter, stack: StackConfig, experts: ExpertsConfig, name: str, tokens: int, reads: bool) -> bool:
@@ -27,6 +29,8 @@ def flops(count: FlopCounter, stack: StackConfig, experts: ExpertsConfig, name: 
     weighed = count.linear(f"{name}.router", tokens, reads)
     result = feedforward.flops(count, stack, name, tokens * experts.top_k, reads)
     shared = bool(experts.shared) and feedforward.flops(count, stack, f"{name}.shared", tokens, reads)
+    if experts.shared_gate:
+        shared = count.linear(f"{name}.shared_gate", tokens, reads) or shared
     return weighed or result or shared
 
 
@@ -46,6 +50,9 @@ def kept(batch: MicroBatch, stack: StackConfig, experts: ExpertsConfig) -> Kept:
         inside = feedforward.kept_inside(batch, stack, experts.shared * stack.expert_width)
         whole += inside.whole
         products += inside.products + row
+        # The result that a gate multiplies, and the gate.
+        whole += (row + batch.compute) * experts.shared_gate
+        products += batch.compute * experts.shared_gate
     return Kept(whole, products)
 
 

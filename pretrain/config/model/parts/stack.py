@@ -1,5 +1,6 @@
 """Counts of a stack: its blocks, and tables and norms around them."""
 
+from pretrain.config.model.mixers.counted import counts_of
 from pretrain.config.model.parts import (
     attention,
     block,
@@ -13,7 +14,6 @@ from pretrain.config.model.parts import (
 )
 from pretrain.config.model.parts.block import BlockBytes
 from pretrain.config.model.parts.counts import FlopCounter, MicroBatch, NamedWeight, RowTokens, Weights, linear
-from pretrain.config.model.parts.mixers import counts_of
 from pretrain.config.model.stack import StackConfig, predictor_number
 from pretrain.config.model.transformer import ModelConfig
 from pretrain.kinds.mixers import MIXERS

@@ -28,11 +28,11 @@ def weights(stack: StackConfig, name: str) -> Weights:
     rates = (value_heads, value_heads)
     for vector in ("a_log", "dt_bias"):
         yield NamedWeight(f"{name}.{vector}", (value_heads,), group)
-    yield from linear(f"{name}.qkv", stack.width, sum(rows), False, group, fused=rows)
+    fused = sizes.fused
+    yield from linear(f"{name}.qkv_gate", stack.width, sum(fused), False, group, fused=fused)
     yield NamedWeight(f"{name}.convolution.weight", (sum(rows), sizes.kernel), group)
     yield from linear(f"{name}.rates", stack.width, sum(rates), False, group, fused=rates)
     yield NamedWeight(f"{name}.norm.weight", (sizes.value_width,), "norm")
-    yield from linear(f"{name}.gate", stack.width, rows[-1], False, group)
     yield from linear(f"{name}.output", rows[-1], stack.width, False, group)
 
 
@@ -44,7 +44,8 @@ def _chunks(tokens: int) -> tuple[int, int]:
 
 def flops(count: FlopCounter, stack: StackConfig, name: str, tokens: int, reads: bool) -> bool:
     """Adds a layer: in a chunk all pairs of tokens, and between chunks products with the state."""
-    mixed = count.linear(f"{name}.qkv", tokens, reads) or count.has(f"{name}.convolution.weight")
+    gated = count.linear(f"{name}.qkv_gate", tokens, reads)
+    mixed = gated or count.has(f"{name}.convolution.weight")
     rates = count.linear(f"{name}.rates", tokens, reads)
     rates = rates or count.has(f"{name}.a_log", f"{name}.dt_bias")
     sizes = _sizes(stack)
@@ -56,12 +57,10 @@ def flops(count: FlopCounter, stack: StackConfig, name: str, tokens: int, reads:
     # The solution of a chunk's system, and results within it.
     count.add("attention", pairs * (key + 2 * value), 2 * made)
     states = heads * chunk * key * value
-    # The first state is zero, and nothing reads the last one.
+    # The first state is zero, and none is made after the last chunk.
     count.add("attention", states * 2 * (chunks - 1), 2 * made)
     count.add("attention", states * 2, made)
     count.add("attention", states * (chunks - 1), 2 * made)
-    count.add("attention", states, 0)
-    gated = count.linear(f"{name}.gate", tokens, reads)
     return count.linear(f"{name}.output", tokens, made or gated or count.has(f"{name}.norm.weight"))
 
 
@@ -76,10 +75,10 @@ def kept(batch: MicroBatch, stack: StackConfig) -> Kept:
     states = value_heads * key * value // chunk
     # Before and after the convolution and SiLU; norms of queries and keys; decays and strengths.
     read = (taps + rows) * batch.compute + (rows + 2 * heads + 5 * value_heads) * exact
-    # Keys in three forms, queries in two, values in three; five of all pairs of a chunk.
-    vectors = value_heads * (5 * key + 3 * value)
-    # Nothing reads the state after the last chunk.
-    written = value_heads * (key + 1) * (chunks - 1) // chunks
+    # Keys in two forms, queries in two, values in three; five of all pairs of a chunk.
+    vectors = value_heads * (4 * key + 3 * value)
+    # Nothing is written behind the last chunk.
+    written = value_heads * (3 * key + 1) * (chunks - 1) // chunks
     rule = (vectors + written + 5 * value_heads * chunk + states) * exact
     rule = rule * chunks * chunk // batch.length  # the last chunk is filled up
     gated = results * (5 * batch.compute + batch.exact * batch.on_cpu) + STATISTIC * value_heads
@@ -95,5 +94,5 @@ def num_values(stack: StackConfig) -> int:
 
 
 def widest(stack: StackConfig) -> int:
-    """Returns the columns of queries, keys and values."""
-    return sum(_sizes(stack).rows)
+    """Returns the columns of queries, keys, values and gates."""
+    return sum(_sizes(stack).fused)

@@ -1,4 +1,4 @@
-"""Gated delta rule: its chunks against one token at a time, and documents of a row against each alone."""
+"""Mixers with a state: chunks against one token at a time, and documents of a row against each alone."""
 
 import random
 from itertools import chain
@@ -7,8 +7,10 @@ import pytest
 import torch
 
 from pretrain.generation.incremental_decoder import IncrementalDecoder
-from pretrain.model.parts import gated_delta, recurrence
+from pretrain.model.parts import gated_delta, recurrence, state_space
 from pretrain.model.parts.gated_delta import DeltaInput, gated_delta_rule
+from pretrain.model.parts.short_convolution import ShortConvolution
+from pretrain.model.parts.state_space import StateSpaceInput, state_space_rule
 from pretrain.objective.loss import sum_token_loss
 from pretrain.types import Batch
 from tests.unit.model.tiny import CPU, build, packed_batch, random_batch, single_documents, tiny_config
@@ -20,6 +22,14 @@ SIZES = {
     "two values a key": {"delta": {"heads": 2, "value_heads": 4, "key_width": 6, "value_width": 10, "kernel": 3}},
     "strengths to 1": {"delta": {"kernel": 2, "negative_eigenvalues": False}, "position": "none"},
     "the rule alone": {"mixers": ["delta"], "layers": 2},
+    "Mamba-2": {
+        "mixers": ["mamba2", "attention"], "layers": 2,
+        "mamba2": {"heads": 6, "head_width": 10, "state_width": 12, "groups": 2, "kernel": 3},
+    },
+    "Mamba-2 alone": {
+        "mixers": ["mamba2"], "layers": 2,
+        "mamba2": {"head_width": 16, "state_width": 5, "bias": True, "filter_bias": False},
+    },
     "latent attention": {
         "mixers": ["delta", "attention"], "kv_heads": 4, "layers": 2,
         "latent": {"kv_rank": 12, "rope_width": 4, "value_width": 8},
@@ -73,6 +83,39 @@ def test_chunks_equal_one_token_at_a_time(length, parts):
         weights = torch.linspace(-1, 1, result.numel(), dtype=result.dtype).view_as(result)
         loss = (result * weights).sum() + last.square().sum()
         results.append([result, last, *torch.autograd.grad(loss, [*inputs[:5], state])])
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
+
+
+def write_by_write(inputs, state):
+    """The recurrence of Dao and Gu 2024, equation 16, one token at a time."""
+    results = []
+    heads = state.shape[1] // inputs.q_BTGH.shape[2]
+    for t in range(inputs.q_BTGH.shape[1]):
+        q, k = (x[:, t].repeat_interleave(heads, dim=1) for x in inputs[:2])
+        if t and inputs.documents_BT is not None:
+            state = state * (inputs.documents_BT[:, t] == inputs.documents_BT[:, t - 1])[:, None, None, None]
+        state = state * inputs.log_decay_BTN[:, t].exp()[..., None, None]
+        state = state + torch.einsum("bnh,bnv->bnhv", k, inputs.v_BTNV[:, t])
+        results.append(torch.einsum("bnhv,bnh->bnv", state, q))
+    return torch.stack(results, dim=1), state
+
+
+@pytest.mark.parametrize("length", [1, 64, 150])
+@pytest.mark.parametrize("parts", [1, 4])
+def test_chunks_of_a_state_space_equal_one_token_at_a_time(length, parts):
+    documents = cut(2, length, parts, seed=length) if 1 < parts <= length else None
+    generator = torch.Generator().manual_seed(0)
+    shapes = [(2, 5), (2, 5), (6, 7), (6,)]
+    draws = [torch.randn(2, length, *shape, generator=generator, dtype=torch.float64) for shape in shapes]
+    draws[3] = -2 * draws[3].square()
+    inputs = StateSpaceInput(*(x.requires_grad_() for x in draws), documents)
+    state = torch.randn(2, 6, 5, 7, dtype=torch.float64, requires_grad=True)
+    before = None if documents is None else documents[:, :1]
+    results = []
+    for result, last in (state_space_rule(inputs, state, before), write_by_write(inputs, state)):
+        weights = torch.linspace(-1, 1, result.numel(), dtype=result.dtype).view_as(result)
+        loss = (result * weights).sum() + last.square().sum()
+        results.append([result, last, *torch.autograd.grad(loss, [*inputs[:4], state])])
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
 
 
@@ -141,22 +184,29 @@ def late(documents_BS):
     return None if documents_BS is None else torch.cat((documents_BS[:, :1], documents_BS[:, :-1]), dim=1)
 
 
-def keeps_state(inputs, state, before):
-    return gated_delta_rule(inputs._replace(documents_BT=None), state)
+RULES = {"delta": (gated_delta, "gated_delta_rule"), "mamba2": (state_space, "state_space_rule")}
+"""Module and name of the rule of each mixer with a state."""
 
 
+@pytest.mark.parametrize("mixer", RULES)
 @pytest.mark.parametrize(
     "mutation", ["nothing starts anew", "the state alone", "the convolution alone", "a token late"]
 )
-def test_documents_that_leak_are_noticed(monkeypatch, mutation):
-    model = build(tiny_config(**HYBRID, mixers=["delta"]), dtype=torch.float64)
+def test_documents_that_leak_are_noticed(monkeypatch, mutation, mixer):
+    model = build(tiny_config(**HYBRID, mixers=[mixer]), dtype=torch.float64)
     rows = [[30, 41, 9], [64, 15, 1]]
     assert max(difference(model, rows)) < 1e-12
     if mutation in ("nothing starts anew", "the convolution alone"):
-        monkeypatch.setattr(gated_delta, "gated_delta_rule", keeps_state)
+        module, name = RULES[mixer]
+        rule = getattr(module, name)
+        monkeypatch.setattr(
+            module,
+            name,
+            lambda inputs, *before, **options: rule(inputs._replace(documents_BT=None), *before, **options),
+        )
     if mutation in ("nothing starts anew", "the state alone"):
-        convolve = gated_delta.ShortConvolution.forward
-        monkeypatch.setattr(gated_delta.ShortConvolution, "forward", lambda self, taps, _: convolve(self, taps, None))
+        convolve = ShortConvolution.forward
+        monkeypatch.setattr(ShortConvolution, "forward", lambda self, taps, _: convolve(self, taps, None))
     if mutation == "a token late":
         prepare = recurrence.prepare_documents
         monkeypatch.setattr("pretrain.model.stack.prepare_documents", lambda *each: late(prepare(*each)))
@@ -209,7 +259,7 @@ def test_states_are_exact_under_autocast():
     seen = []
     rule = gated_delta.gated_delta_rule
 
-    def look(inputs, *state):
+    def look(inputs, *state, continues):
         result = rule(inputs, *state)
         seen.extend([*inputs[:5], *result])
         return result

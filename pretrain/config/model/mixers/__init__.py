@@ -1,0 +1,1 @@
+"""Counts of the mixers in the place of attention, as `parts/` of all others."""

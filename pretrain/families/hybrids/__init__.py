@@ -1,0 +1,1 @@
+"""Families of hybrids: layers of attention, and of mixers with a state."""
