@@ -192,11 +192,11 @@ def test_a_head_that_no_class_has_is_refused_by_its_keys(config, keys):
 
 
 class _GatedStack(StackConfig):
-    attention_gate: bool = False
+    attention_valve: bool = False
 
 
 def test_a_key_of_a_stack_that_no_family_knows_is_not_left_out():
     config = tiny("llama-tiny")
-    gated = _GatedStack(**config.decoder.model_dump(), attention_gate=True)
-    with pytest.raises(ConfigError, match="attention_gate"):
+    gated = _GatedStack(**config.decoder.model_dump(), attention_valve=True)
+    with pytest.raises(ConfigError, match="attention_valve"):
         choose_family(config.model_copy(update={"decoder": gated}))

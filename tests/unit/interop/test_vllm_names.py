@@ -17,7 +17,8 @@ REGISTERED = {
     "Gemma2ForCausalLM", "Gemma3ForCausalLM", "GptOssForCausalLM", "GPT2LMHeadModel", "GPTNeoXForCausalLM",
     "GraniteForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "OlmoForCausalLM",
     "Olmo2ForCausalLM", "Olmo3ForCausalLM", "OlmoeForCausalLM", "PhiForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM",
-    "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM",
+    "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM", "BambaForCausalLM",
+    "OlmoHybridForCausalLM", "Qwen3NextForCausalLM",
 }  # fmt: skip
 """Classes with a loader of vLLM's own."""
 BY_TRANSFORMERS = {"SmolLM3ForCausalLM"}
