@@ -111,7 +111,7 @@ def _fused_name(name: str) -> str:
 
 
 def _known(gradients: dict[str, Tensor | None], name: str) -> Tensor:
-    gradient = gradients[_fused_name(name)]
+    gradient = gradients[name if name in gradients else _fused_name(name)]
     assert gradient is not None, name
     return gradient
 

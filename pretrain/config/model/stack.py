@@ -13,6 +13,7 @@ from pretrain.kinds.mixers import (
     ATTENTION,
     MIXERS,
     Ability,
+    ConvolutionConfig,
     DeltaConfig,
     Mamba2Config,
     Mixer,
@@ -57,12 +58,14 @@ class StackConfig(Section):
     """Latent attention in place of projections of keys and values. None: grouped or multi-head."""
     mixers: Annotated[list[MixerName] | None, OnResume.NEVER] = Field(default=None, min_length=1)
     """Mixers of the first layers, repeated over all: `attention`, or, with a cost and a cache that
-    do not grow with length, `delta`, the gated delta rule (Yang et al. 2024), or `mamba2` (Dao and
-    Gu 2024). None: attention in each."""
+    do not grow with length, `delta`, the gated delta rule (Yang et al. 2024), `mamba2` (Dao and Gu
+    2024), or `convolution`, short and gated (LFM 2). None: attention in each."""
     delta: DeltaConfig = DeltaConfig()
     """Sizes of the layers of `mixers` that are `delta`."""
     mamba2: Mamba2Config = Mamba2Config()
     """Sizes of the layers of `mixers` that are `mamba2`."""
+    convolution: ConvolutionConfig = ConvolutionConfig()
+    """Sizes of the layers of `mixers` that are `convolution`."""
     ff_width: Annotated[int, OnResume.NEVER] = Field(ge=1, le=MAX_WIDTH)
     """Hidden width F of the feed-forward layer."""
     experts: ExpertsConfig | None = None

@@ -6,6 +6,7 @@ from pydantic import AfterValidator
 
 from pretrain.config.base import check_name
 from pretrain.kinds.mixer import Ability, Mixer, MixerSection
+from pretrain.kinds.mixers.convolution import CONVOLUTION, ConvolutionConfig
 from pretrain.kinds.mixers.delta import DELTA, DeltaConfig
 from pretrain.kinds.mixers.mamba2 import MAMBA2, Mamba2Config
 
@@ -15,6 +16,7 @@ ATTENTION = "attention"
 MIXERS: dict[str, Mixer] = {
     "delta": DELTA,
     "mamba2": MAMBA2,
+    "convolution": CONVOLUTION,
 }
 
 
@@ -28,6 +30,7 @@ __all__ = [
     "ATTENTION",
     "MIXERS",
     "Ability",
+    "ConvolutionConfig",
     "DeltaConfig",
     "Mamba2Config",
     "Mixer",

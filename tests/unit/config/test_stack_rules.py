@@ -104,7 +104,10 @@ def test_experts_that_do_not_fit_are_refused(experts, message):
             r"mixers=\[delta, delta, attention\] repeats every 3 layers, which does not divide layers=4; change either",
         ),
         ({"mixers": []}, "at least 1 item"),
-        ({"mixers": ["delta", "mamba"]}, "unknown name .mamba.; use attention or delta or mamba2, or add"),
+        (
+            {"mixers": ["delta", "mamba"]},
+            "unknown name .mamba.; use attention or convolution or delta or mamba2, or add",
+        ),
         ({"delta": {"kernel": 3}}, "delta has the sizes of mixers=delta, and no layer is one; set mixers, or leave"),
         ({"mixers": ["attention"], "delta": {"kernel": 3}}, "delta has the sizes of mixers=delta, and no layer is one"),
         ({"mixers": DELTA, "delta": {"kernel": 1}}, "greater than or equal to 2"),

@@ -30,6 +30,7 @@ SIZES = {
         "mixers": ["mamba2"], "layers": 2,
         "mamba2": {"head_width": 16, "state_width": 5, "bias": True, "filter_bias": False},
     },
+    "gated convolutions": {"mixers": ["convolution"], "layers": 2, "convolution": {"kernel": 4, "bias": True}},
     "latent attention": {
         "mixers": ["delta", "attention"], "kv_heads": 4, "layers": 2,
         "latent": {"kv_rank": 12, "rope_width": 4, "value_width": 8},
@@ -182,6 +183,18 @@ def test_packed_documents_equal_each_alone_in_many_layouts(seed):
 def late(documents_BS):
     """Documents whose first tokens count as the ones before them."""
     return None if documents_BS is None else torch.cat((documents_BS[:, :1], documents_BS[:, :-1]), dim=1)
+
+
+def test_convolutions_that_leak_are_noticed(monkeypatch):
+    model = build(tiny_config(**HYBRID, mixers=["convolution"]), dtype=torch.float64)
+    rows = [[30, 41, 9], [64, 15, 1]]
+    assert max(difference(model, rows)) < 1e-12
+    convolve, prepare = ShortConvolution.forward, recurrence.prepare_documents
+    monkeypatch.setattr(ShortConvolution, "forward", lambda self, taps, _: convolve(self, taps, None))
+    assert min(difference(model, rows)) > 1e-6
+    monkeypatch.setattr(ShortConvolution, "forward", convolve)
+    monkeypatch.setattr("pretrain.model.stack.prepare_documents", lambda *each: late(prepare(*each)))
+    assert min(difference(model, rows)) > 1e-6
 
 
 RULES = {"delta": (gated_delta, "gated_delta_rule"), "mamba2": (state_space, "state_space_rule")}

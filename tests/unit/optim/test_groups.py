@@ -11,7 +11,8 @@ from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.config.optim import OptimConfig
 from pretrain.model import build_model
 from pretrain.optim.build import build_optimizer
-from pretrain.optim.groups import group_parameters
+from pretrain.optim.groups import group_parameters, split_hidden
+from tests.unit.model.tiny import tiny_config
 
 
 class Toy(nn.Module):
@@ -64,6 +65,38 @@ def test_the_real_model_decays_its_projections_only(tied):
     head = [] if tied else ["head.weight"]
     assert list(names(model)["decay"]) == [f"{block}.{name}.weight" for name in projections] + head
     assert {"embedding.weight", "decoder.position.weight"} <= set(names(model)["no_decay"])
+
+
+MATRICES = {
+    # Queries, keys, values and gates of 2 and 4 heads; decays and strengths.
+    "qwen3_next-tiny": {"qkv_gate": (12, 12, 40, 40), "rates": (4, 4), "output": (64,)},
+    # Gates, values, keys, queries and steps.
+    "bamba-tiny": {"input": (192, 192, 24, 24, 6), "output": (96,)},
+    "lfm2-tiny": {"input": (64, 64, 64), "output": (64,)},
+}
+
+
+@pytest.mark.parametrize("preset", MATRICES)
+def test_matrices_of_a_mixer_are_stepped_one_by_one_and_the_rest_of_it_does_not_decay(preset):
+    model = build_model(tiny_config(preset), PLAIN_ENGINE, torch.device("cpu"))
+    groups = group_parameters(model)
+    matrices, _ = split_hidden(groups[0])
+    hidden = dict(zip(matrices.names, matrices.blocks, strict=True))
+    place = "decoder.blocks.0.attention."
+    found = {name: blocks for name, blocks in hidden.items() if name.startswith(place)}
+    rows = {name.split(".")[-2]: tuple(block[0] for block in blocks) for name, blocks in found.items()}
+    assert rows == MATRICES[preset]
+    others = {name for name, _ in model.named_parameters() if name.startswith(place)} - found.keys()
+    assert others <= set(groups[1].names)
+    assert {name.removeprefix(place) for name in others} >= {"convolution.weight"}
+
+
+def test_a_gate_of_queries_is_a_matrix_and_one_of_shared_experts_is_a_score():
+    groups = group_parameters(build_model(tiny_config("qwen3_next-tiny"), PLAIN_ENGINE, torch.device("cpu")))
+    hidden, rest = split_hidden(groups[0])
+    blocks = dict(zip(hidden.names, hidden.blocks, strict=True))
+    assert [block[0] for block in blocks["decoder.blocks.3.attention.qkv.weight"]] == [96, 48, 48, 96]
+    assert "decoder.blocks.0.feedforward.shared_gate.weight" in rest.names
 
 
 def test_frozen_parameters_are_in_no_group():
