@@ -8,6 +8,7 @@ import gzip
 import importlib
 import inspect
 import re
+import string
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import cache
@@ -29,6 +30,13 @@ PACKAGE = "GNU coreutils"
 _PURPOSE = re.compile(r'^\.SH "?NAME"?\n(?:\.\\".*\n)*([\w.-]+) \\- (.*)$', re.MULTILINE)
 _MARKUP = re.compile(r"^[.'].*$\n?|\\f.|\\[&,/]", re.MULTILINE)
 _HEAD_CHARS = 400
+WORDNET = Path("/usr/share/dictd/wn.index")
+"""Index of WordNet as Debian's package dict-wn has it; the definitions are beside it, in `wn.dict.dz`."""
+MAX_WORDS = 200
+"""Words of WordNet that questions are about: those with the most to say, as they are common."""
+_WORD = re.compile(r"^([a-z]{4,7})\t([\w+/]+)\t([\w+/]+)$", re.ASCII | re.MULTILINE)
+_NOUN = re.compile(r"\n    n (?:1: )?([a-z][a-z\s]{9,40})(?:;|\n    2:|\n\Z)")
+_BASE_64 = string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,6 +102,31 @@ def read_commands() -> list[tuple[str, str]]:
     """Returns the commands of coreutils with their purposes; none without manual pages."""
     named = (_PURPOSE.search(page) for page in _pages())
     return [(match[1], match[2].strip()) for match in named if match]
+
+
+def read_definitions() -> list[tuple[str, str]]:
+    """Returns common nouns with their first sense in WordNet; none without it."""
+    if not WORDNET.is_file():
+        return []
+    content = gzip.decompress(WORDNET.with_suffix(".dict.dz").read_bytes())
+    defined: dict[str, str] = {}
+    sizes: dict[str, int] = {}
+    for word, place, size in _WORD.findall(WORDNET.read_text(encoding="utf-8")):
+        start = _number(place)
+        text = content[start : start + _number(size)].decode()
+        if match := _NOUN.search(text):
+            defined[word] = " ".join(match[1].split())
+            sizes[word] = len(text)
+    common = sorted(sizes, key=lambda word: -sizes[word])[:MAX_WORDS]
+    return [(word, defined[word]) for word in common]
+
+
+def _number(digits: str) -> int:
+    """Returns a number to the base of 64, as indexes of dictd have it."""
+    value = 0
+    for digit in digits:
+        value = 64 * value + _BASE_64.index(digit)
+    return value
 
 
 def read_texts() -> Iterator[str]:

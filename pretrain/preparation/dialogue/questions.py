@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from http import HTTPStatus
 from random import Random
 
-from pretrain.preparation.dialogue.documented import read_commands, read_functions
+from pretrain.preparation.dialogue.documented import read_commands, read_definitions, read_functions
 from pretrain.preparation.dialogue.question import UNKNOWN, Question
 from pretrain.preparation.dialogue.stories import FOODS, NAMES, PLACES, THINGS, invent
 
@@ -35,6 +35,7 @@ _FIRST = (
     "Name the first argument of {}.",
 )
 _PURPOSE = ("What does {} do?", "What is {} for?", "What is the purpose of {}?", "Explain {}.")
+_WORD = ("What does the word {} mean?", "What is the meaning of the word {}?", "Define {}.")
 _STATUS = (
     "What does HTTP status {} mean?",
     "What is HTTP status {}?",
@@ -94,6 +95,7 @@ class Knowledge:
         facts += [Fact(one.full_name, _FIRST, one.arguments[0]) for one in with_arguments]
         facts += [Fact(one.full_name, _PURPOSE, one.purpose) for one in functions]
         facts += [Fact(f"the command {name}", _PURPOSE, purpose) for name, purpose in commands]
+        facts += [Fact(word, _WORD, meaning) for word, meaning in read_definitions()]
         facts += [Fact(str(status.value), _STATUS, status.phrase) for status in HTTPStatus]
         self.facts = [one for one in facts if _is_brief(one.answer)]
         self._names = {one.name for one in functions} | {name for name, _ in commands}

@@ -1,7 +1,9 @@
 """A dialogue from documentation: what is drawn, from what, and that no held-out question is in the training."""
 
+import gzip
 import json
 import re
+import string
 from random import Random
 
 import pytest
@@ -91,8 +93,6 @@ def test_functions_are_those_that_one_module_documents():
 
 
 def test_commands_are_those_of_the_pages_and_none_where_there_are_no_pages(tmp_path, monkeypatch):
-    import gzip
-
     page = '.TH LS "1" "2022" "GNU coreutils 9.1"\n.SH NAME\nls \\- list directory contents\n.SH SYNOPSIS\n.B ls\n'
     (tmp_path / "ls.1.gz").write_bytes(gzip.compress(page.encode()))
     (tmp_path / "git.1.gz").write_bytes(gzip.compress(page.replace("GNU coreutils", "Git").encode()))
@@ -101,3 +101,28 @@ def test_commands_are_those_of_the_pages_and_none_where_there_are_no_pages(tmp_p
         documented._pages.cache_clear()
         assert documented.read_commands() == commands
     documented._pages.cache_clear()
+
+
+def test_definitions_are_first_senses_of_nouns_and_none_without_a_dictionary(tmp_path, monkeypatch):
+    entries = {
+        "abbey": "abbey\n    n 1: a church of monks\n    2: a convent\n       ruled by an abbess\n",
+        "clay": "clay\n    n 1: a fine-grained soil that is plastic [syn: {mud}]\n",
+        "hearth": "hearth\n    n : the home; `driven from\n        hearth'\n",
+        "kite": "kite\n    v 1: fly\n",
+    }
+    index, content = "", ""
+    for word, text in entries.items():
+        index += f"{word}\t{encoded(len(content))}\t{encoded(len(text))}\n"
+        content += text
+    (tmp_path / "wn.index").write_text(index)
+    (tmp_path / "wn.dict.dz").write_bytes(gzip.compress(content.encode()))
+    monkeypatch.setattr(documented, "WORDNET", tmp_path / "wn.index")
+    assert documented.read_definitions() == [("abbey", "a church of monks")]
+    monkeypatch.setattr(documented, "WORDNET", tmp_path / "none.index")
+    assert documented.read_definitions() == []
+
+
+def encoded(number):
+    """A number as an index of dictd has it, of two digits to the base of 64."""
+    digits = string.ascii_uppercase + string.ascii_lowercase + string.digits + "+/"
+    return digits[number // 64] + digits[number % 64]
