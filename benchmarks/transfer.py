@@ -8,7 +8,8 @@ At each width three rates, a factor of 2 apart, are tried around the one expecte
 that of the base with `optim.transfer`, and base / width of it without. If the best of them is at an
 end, further rates follow there. The best rate is the vertex of a parabola through the best of those
 tried and its two neighbours, of the loss over the logarithm of the rate. Rows go to
-OUTPUT/rows.jsonl; a run that has one there is not repeated.
+OUTPUT/rows.jsonl, the factors between the best rates of the first and the last width to OUTPUT/factors.json; a run that
+has a row there is not repeated.
 """
 
 import argparse
@@ -57,6 +58,12 @@ def best_rate(losses: dict[float, float]) -> float | None:
     near = rates[lowest - 1 : lowest + 2]
     a, b, _ = np.polyfit(np.log(near), [losses[rate] for rate in near], 2)
     return math.exp(-b / (2 * a))
+
+
+def factor_of(rates: list[float | None]) -> float | None:
+    """Returns the factor between the best rates of the first and the last width; None: one is not known."""
+    first, last = rates[0], rates[-1]
+    return None if first is None or last is None else max(first / last, last / first)
 
 
 def next_rate(losses: dict[float, float], expected: float) -> float | None:
@@ -122,6 +129,7 @@ def main() -> None:
         (held,) = [found["val_loss"] for found in metrics if "val_loss" in found]
         return {"val_loss": held, "steps": options.steps, "cpu_s": round(cpu_s, 1)}
 
+    best_rates: dict[str, list[float | None]] = {arm: [] for arm in ARMS}
     for width in options.widths:
         for arm in ARMS:
             losses = losses_of(rows, arm, width)
@@ -135,9 +143,12 @@ def main() -> None:
                 rows.append(row)
                 losses[rate] = row["val_loss"]
             best = best_rate(losses)
+            best_rates[arm].append(best)
             shown = "at an end" if best is None else f"{best:.2e}"
             found = f"best rate {shown}, loss {min(losses.values()):.4f}"
             print(f"{arm:12} width {width:4}: {found}", flush=True)
+    factors = {arm: factor_of(rates) for arm, rates in best_rates.items()}
+    (options.output / "factors.json").write_text(json.dumps(factors) + "\n")
     if options.picture:
         draw(rows, options.picture)
 

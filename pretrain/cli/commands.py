@@ -44,6 +44,7 @@ from pretrain.cli.run import (
 from pretrain.cli.scale import scale_app
 from pretrain.cli.wish_commands.finetune import finetune_command
 from pretrain.cli.wish_commands.new_models import pretrain_command, translate_command
+from pretrain.cli.wish_commands.reproduce import reproduce_command
 from pretrain.errors import EXIT_BUG, EXIT_OK, EXIT_USAGE, ConfigError, OutOfMemoryError, PretrainError
 from pretrain.utils.log import printable, redact
 from pretrain.utils.process import discard_refused_stdout
@@ -86,7 +87,12 @@ _PANELS: dict[str, dict[str, Any]] = {
         "export": export_command,
         "serve": serve_command,
     },
-    "Share runs": {"release": release_command, "continue": continue_command, "verify-release": verify_release_command},
+    "Share runs": {
+        "release": release_command,
+        "continue": continue_command,
+        "verify-release": verify_release_command,
+        "reproduce": reproduce_command,
+    },
     "Check machines": {"doctor": doctor_command, "drill": drill_command},
 }
 """Commands in the order of `--help`; typer puts groups last in their panel."""

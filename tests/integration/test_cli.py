@@ -23,7 +23,8 @@ COMMANDS = [[], ["prepare"], ["config"], ["train"], ["launch"], ["launch", "loca
             ["launch", "resubmit"], ["runs"],
             ["inspect"], ["generate"], ["classify"], ["import"], ["export"], ["serve"], ["average"], ["evaluate"],
             ["attention"], ["data"], ["data", "verify"], ["data", "show"], ["data", "stats"], ["plan"], ["rollback"],
-            ["release"], ["continue"], ["verify-release"], ["drill"], ["doctor"], ["report"], ["chat"], ["finetune"],
+            ["release"], ["continue"], ["verify-release"], ["reproduce"],
+            ["drill"], ["doctor"], ["report"], ["chat"], ["finetune"],
             ["pretrain"], ["translate"], ["quickstart"], ["recipes"], ["recipes", "cp"], ["presets"],
             ["scale"], ["scale", "plan"], ["scale", "run"], ["scale", "fit"], ["scale", "score"],
             ["scale", "coordinates"]]  # fmt: skip

@@ -50,7 +50,13 @@ def test_every_file_that_a_source_file_points_to_exists():
 
 @pytest.mark.parametrize(
     ("document", "count"),
-    [("README.md", 4), ("docs/train.md", 4), ("docs/released_runs.md", 2), ("slurm/README.md", 4)],
+    [
+        ("README.md", 4),
+        ("docs/train.md", 4),
+        ("docs/released_runs.md", 2),
+        ("docs/reproduce.md", 1),
+        ("slurm/README.md", 4),
+    ],
 )
 def test_every_command_of_a_document_parses(document, count, capsys):
     command_lines = [line for line in read_commands(document) if pretrain_arguments(line)]

@@ -1,5 +1,6 @@
 """Commands of `pretrain` that another command runs, each printed as a user would type it."""
 
+import contextlib
 import os
 import re
 import shlex
@@ -11,12 +12,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import typer
 
 from pretrain.errors import EXIT_USAGE, LaunchError
 from pretrain.run.folder import RunDir
+from pretrain.utils.io import make_dir
 from pretrain.utils.jsonl import read_rows
 from pretrain.utils.process import die_with
 from pretrain.utils.units import span
@@ -45,13 +47,23 @@ class CommandSteps:
     def run(self, arguments: list[str], stop: Callable[[], bool] | None = None) -> int:
         """Runs `pretrain ARGUMENTS`, stopped by SIGTERM once `stop` is true; returns its exit code.
 
+        `python -m MODULE ...` is run as it is, by this interpreter; `> FILE` at the end of either
+        is the place of its output.
+
         Raises: Exit, with 130, after a signal to this process, which the command has answered.
         """
-        print(f"\n$ pretrain {shlex.join(arguments)}", flush=True)
+        is_script = arguments[0] == "python"
+        shown = arguments if is_script else ["pretrain", *arguments]
+        command = [sys.executable, *arguments[1:]] if is_script else [*PROGRAM, *arguments]
+        print(f"\n$ {shlex.join(shown)}".replace(" '>' ", " > "), flush=True)
         prepare = partial(die_with, os.getpid())
-        process = subprocess.Popen(
-            [*PROGRAM, *arguments], stdin=subprocess.DEVNULL, process_group=0, preexec_fn=prepare
-        )
+        options: dict[str, Any] = {"stdin": subprocess.DEVNULL, "process_group": 0}
+        with contextlib.ExitStack() as opened:
+            if command[-2] == ">":
+                place = make_dir(Path(command[-1]).parent) / Path(command[-1]).name
+                options["stdout"] = opened.enter_context(place.open("wb"))
+                command = command[:-2]
+            process = subprocess.Popen(command, preexec_fn=prepare, **options)
         num_passed = 0
         while process.poll() is None:
             if num_passed < len(self._signals):
