@@ -14,6 +14,7 @@ children end with it (`Janitor`). Stop signals are blocked in a rank until it ca
 import contextlib
 import gc
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -103,17 +104,17 @@ class Janitor:
 
     When its pipe closes, the launcher is gone, and every named process group gets SIGKILL:
     PR_SET_PDEATHSIG does not reach children of a rank (compilers, workers). wandb's service, which
-    leaves the group, watches its parent.
+    leaves the group, watches its parent. `memory`: a folder that must not stay either.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, memory: Path | None = None) -> None:
         reader, self._writer = os.pipe()
         # Signals of a terminal and of Slurm come to whole groups and steps: blocked from the start.
         rest = {*STOP_SIGNALS, signal.SIGUSR2, signal.SIGHUP}
         before = signal.pthread_sigmask(signal.SIG_BLOCK, rest)
         self._pid = os.fork()
         if not self._pid:
-            _keep_watch(reader, self._writer)
+            _keep_watch(reader, self._writer, memory)
         signal.pthread_sigmask(signal.SIG_SETMASK, before)
         os.close(reader)
 
@@ -134,7 +135,7 @@ def end_group(group: int) -> None:
         os.killpg(group, signal.SIGKILL)
 
 
-def _keep_watch(reader: int, writer: int) -> None:
+def _keep_watch(reader: int, writer: int, memory: Path | None) -> None:
     """Runs the janitor in its fork."""
     os.setsid()  # signals of the terminal or of the launcher's group do not reach it
     os.close(writer)
@@ -147,6 +148,8 @@ def _keep_watch(reader: int, writer: int) -> None:
             named += piece
         for group in named.split():
             end_group(int(group))
+        while memory is not None and memory.exists():  # a rank may write until it has ended
+            shutil.rmtree(memory, ignore_errors=True)
     finally:
         os._exit(0)
 
@@ -284,12 +287,15 @@ class _Ranks:
             return f"rank {cause[0]} on {socket.gethostname()} was stopped, and killed as a lost one"
         return describe_failure(*cause)
 
+    def reason(self, cause: tuple[int, int]) -> str:
+        """Returns the error of the rank that caused the end, else what `describe` does."""
+        if self._is_frozen(cause[0]):
+            return self.describe(cause)
+        return reason_of(cause, self.output(cause[0]))
+
     def note(self, run: RunDir, cause: _Cause, code: int) -> None:
         """Writes the end of the attempt into run.json if rank 0 has not."""
-        reason = "stopped before the first step"
-        if cause is not None:
-            is_frozen = self._is_frozen(cause[0])
-            reason = self.describe(cause) if is_frozen else reason_of(cause, self.output(cause[0]))
+        reason = self.reason(cause) if cause else "stopped before the first step"
         # Rank 0 may know only that it has lost a rank, and says so with a code of its own.
         is_known = cause is None or code == self.ended.get(0)
         note_outcome(run, self.processes[0].pid, code, reason, is_known=is_known)
@@ -420,14 +426,15 @@ def launch_local(
     """
     program = RankProgram(rank_command(config, overrides), main)
     signals: list[int] = []
-    with _noting_signals(signals):
+    remembering = worlds.memory() if worlds else contextlib.nullcontext()
+    with _noting_signals(signals), remembering as memory:
         places = list(range(num_ranks))
         while True:
             ranks = _Ranks(logs, place, worlds, signals)
-            cause, code = _live(ranks, program, places, port)
+            cause, code = _live(ranks, program, places, port, memory)
             if worlds is None or cause is None or ranks.lost_at is None:
                 return code
-            places = worlds.follow(places, cause[0], ranks.describe(cause), ranks.lost_at)
+            places = worlds.follow(places, cause[0], ranks.reason(cause), ranks.lost_at)
             if not places:
                 print("launch: no smaller number of ranks fits the config", file=sys.stderr)
                 return code
@@ -435,9 +442,11 @@ def launch_local(
             print(said, file=sys.stderr)
 
 
-def _live(ranks: _Ranks, program: RankProgram, places: Sequence[int], port: int | None) -> tuple[_Cause, int]:
-    """Starts ranks and waits for their end; returns rank and code of the cause, and the job's code."""
-    janitor = Janitor()
+def _live(
+    ranks: _Ranks, program: RankProgram, places: Sequence[int], port: int | None, memory: Path | None
+) -> tuple[_Cause, int]:
+    """Starts ranks, waits for their end; returns rank and code of the cause, and the job's code."""
+    janitor = Janitor(memory)
     # The port of a run on several nodes is one of node 0, and its ranks wait for it.
     reserving = reserved_port(port) if ranks.place.nodes == 1 else contextlib.nullcontext(port or 0)
     with reserving as chosen:

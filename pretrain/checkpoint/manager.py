@@ -24,12 +24,14 @@ from pretrain import dist
 from pretrain.checkpoint.agree import agree, nothing, wait_for_folder
 from pretrain.checkpoint.format import NewerFormatError, list_checkpoints, list_folders, load_manifest
 from pretrain.checkpoint.load import load_checkpoint
+from pretrain.checkpoint.memory_copies import MemoryCopies
 from pretrain.checkpoint.retention import BestKeeper, Retention, remove_leftovers
 from pretrain.checkpoint.save import Save, SaveTarget
 from pretrain.checkpoint.snapshot import HostCopy, Snapshot
 from pretrain.checkpoint.state import TrainState
 from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError, disk_fix
+from pretrain.run.recovery import Recovery
 from pretrain.types import FragmentStore
 from pretrain.utils.io import check_file, make_dir, write_file
 
@@ -117,6 +119,13 @@ class CheckpointManager:
         self.retention = Retention(folder, keep, keep_every_steps, self._best)
         self._place = SaveTarget(folder, world, topology, fence, self.retention, token="")
         self._in_flight: Save | None = None
+        self.copies: MemoryCopies | None = None
+        """Copies in memory, beside the checkpoints; None: there are none."""
+
+    def keep_copies(self, recovery: Recovery, every_steps: int) -> None:
+        """Makes room for copies where the launcher has a folder in memory for them."""
+        if recovery.memory:
+            self.copies = MemoryCopies(recovery, self._world, every_steps)
 
     def prepare(self, checkpoint_bytes: int, num_kept: int) -> None:
         """Prepares the folder for `num_kept` checkpoints at once. Collective, before step 1.

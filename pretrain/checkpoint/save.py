@@ -41,7 +41,7 @@ from pretrain.utils.io import FileRecord, check_file, make_dir, publish_dir, rem
 log = logging.getLogger(__name__)
 
 
-def _start(work: Callable[[], Any]) -> Future[Any]:
+def start_thread(work: Callable[[], Any]) -> Future[Any]:
     """Runs `work` in a daemon thread, which calls no collective and delays no exit."""
     future: Future[Any] = Future()
 
@@ -137,7 +137,7 @@ class Save:
 
     def _run(self) -> Iterator[Future[Any]]:
         """Yields the task of each phase; between two yields all ranks meet, in `advance`."""
-        writing = _start(self._write)
+        writing = start_thread(self._write)
         yield writing
         votes = self._or_discard(partial(agree, writing.result))
         if votes[0] is None:  # committed before a rollback or restart repeated the step
@@ -146,12 +146,12 @@ class Save:
             return
         # No second vote: every rank has the same votes, so the same outcome.
         shapes = self._or_discard(partial(check_complete, votes, self._place.shapes))
-        committing = _start(partial(self._commit, votes, shapes) if self._is_main else nothing)
+        committing = start_thread(partial(self._commit, votes, shapes) if self._is_main else nothing)
         yield committing
         self._or_discard(partial(agree, committing.result))
         self.is_committed = True
         self._place.shapes = shapes
-        reading = _start(self._read_again)
+        reading = start_thread(self._read_again)
         yield reading
         try:
             unseen = next((text for text in agree(reading.result) if text), None)
@@ -161,7 +161,7 @@ class Save:
             self.is_committed = False
             agree(partial(self._place.set_aside, self.path) if self._is_main else nothing)
             raise
-        retaining = _start(partial(self._retain, unseen) if self._is_main else nothing)
+        retaining = start_thread(partial(self._retain, unseen) if self._is_main else nothing)
         yield retaining
         agree(retaining.result)
 

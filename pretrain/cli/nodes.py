@@ -94,10 +94,7 @@ def _worlds(config: "RunConfig", nodes: int) -> "Worlds | None":
     from pretrain.run.worlds import Worlds
 
     mode = config.run.recover
-    if mode == "off":
-        return None
-    if nodes > 1:
-        typer.echo("warning: run.recover is for one machine: a lost rank ends this job", err=True)
+    if mode == "off" or nodes > 1:
         return None
 
     def fits(ranks: int) -> bool:
@@ -106,7 +103,7 @@ def _worlds(config: "RunConfig", nodes: int) -> "Worlds | None":
             return True
         return False
 
-    return Worlds(RunDir(config.folder), mode, fits)
+    return Worlds(RunDir(config.folder), mode, fits, copies=config.run.recover_every_steps > 0)
 
 
 def _import_rank(config: "RunConfig", ranks: int, world_size: int) -> None:

@@ -105,10 +105,19 @@ class RunSection(Section):
     name: Annotated[str, OnResume.FREE] = Field(pattern=NAME_PATTERN)
     """Name of the run: letters, digits, `.`, `_` and `-`."""
     recover: Annotated[Literal["off", "spare", "shrink"], OnResume.FREE] = "off"
-    """Effect of a lost rank (killed, crashed, frozen) under `launch local`. `off`: the job ends, and
-    the same command continues the run. `spare`: the launcher replaces all ranks by new forks, which
-    go on from the newest checkpoint. `shrink`: by fewer, as many as divide the batch
+    """Effect of a lost rank (killed, crashed, frozen) under `launch local`. `off`: the job ends; the
+    same command continues the run. `spare`: the launcher replaces all ranks by new forks, which
+    continue from the newest checkpoint. `shrink`: by fewer, as many as divide the batch
     (docs/reliability.md)."""
+    recover_every_steps: Annotated[int, OFF, OnResume.FREE] = Field(default=0, ge=0)
+    """Steps between copies of weights and optimizer state in the memory of the machine (/dev/shm),
+    three at once, from which a recovery continues where they are newer than the checkpoints. 1: a
+    loss costs the step and at most two before it. 0: none."""
+
+    def _conflicts(self) -> Conflicts:
+        if self.recover_every_steps and self.recover == "off":
+            key = f"recover_every_steps={self.recover_every_steps}"
+            yield f"{key} needs recover=spare or shrink", "leave it out"
 
 
 class InitConfig(Section):

@@ -4,7 +4,7 @@
               with the loss's chunk of logits, or in a block's backward pass
               + buckets by `plan_buckets` + weights gathered by stage 3
               + context and fragmentation
-    host      offloaded state and activations, and the copy that a checkpoint is written from
+    host      offloaded state and activations, and copies: of a save, and for recoveries
 
 Tested against the live tensors of real ranks (`tests/integration/test_plan_memory.py`).
 """
@@ -355,11 +355,11 @@ def _fixed_bytes(cluster: Cluster) -> int:
 
 
 def host_bytes(task: TrainingTask, layout: ParallelLayout, cluster: Cluster) -> int:
-    """Returns bytes of a rank on its host: what is offloaded, and the copy for a save."""
+    """Returns bytes of a rank on its host: what is offloaded, and copies: of a save, for recoveries."""
     engine = layout.engine
     values = task.values
     state = kept_bytes(task)
-    num_bytes = (4 * values.saved + state) // cluster.size
+    num_bytes = (4 * values.saved + state) // cluster.size * (1 + task.copies)
     if engine.offload_optimizer != "none":
         num_bytes += (state + 8 * values.trained) // cluster.size
     if engine.offload_params != "none":

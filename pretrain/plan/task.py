@@ -10,6 +10,7 @@ from pretrain.config.model.parts import counts_of
 from pretrain.config.run import RunConfig
 from pretrain.plan.flops import TrainingFlops, count_flops
 from pretrain.plan.trained import TrainableSubset, Values, count_values, plan_trained
+from pretrain.run.recovery import COPIES
 
 ASSUMED_VOCAB_SIZE = 32_768
 ASSUMED_LABELS = ("a", "b")
@@ -31,6 +32,7 @@ class TrainingTask:
     generator_share: float = 0.0  # share of the positions at which a generator has its head
     window: int | None = None  # attention window of a step, beside those of layers. None: no limit
     masked: bool = False  # true: documents of a row do not attend to each other
+    copies: int = 0  # of the state in host memory for `run.recover_every_steps`, a buffer included
 
     @cached_property
     def values(self) -> Values:
@@ -177,4 +179,5 @@ def task_of(config: RunConfig, model: AnyModelConfig | None = None) -> TrainingT
         config.parallel.tensor,
         generator_share=config.objective.generator_share,
         masked=config.data.document_mask,
+        copies=1 + COPIES if config.run.recover_every_steps else 0,
     )

@@ -22,6 +22,8 @@ from pretrain.utils.safe_read import parse_json
 log = logging.getLogger(__name__)
 
 _VARIABLE = "PRETRAIN_RECOVERY"
+COPIES = 3
+"""Copies in memory at once (`run.recover_every_steps`), the one being written included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,6 +33,12 @@ class Recovery:
     number: int = -1  # recoveries of the launcher so far; 0: its first ranks; -1: it replaces none
     lost: str = ""  # rank, host, and how it was lost, of the world before
     lost_at: float = 0.0  # when the launcher saw it, by the monotonic clock of this machine
+    memory: str = ""  # folder of copies of the state; empty: there are none
+
+    @property
+    def is_on(self) -> bool:
+        """Whether the launcher replaces ranks."""
+        return self.number >= 0
 
     def variable(self) -> dict[str, str]:
         """Returns the variable of the ranks."""

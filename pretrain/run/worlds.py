@@ -8,33 +8,62 @@ step of a world a bug (70) and a lack of memory (69). Nothing else: the next wor
 """
 
 import contextlib
+import shutil
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
 from typing import Literal
 
-from pretrain.errors import EXIT_BUG, EXIT_HANG, EXIT_UNAVAILABLE, EXITS_INTERRUPTED, PretrainError
+from pretrain.errors import EXIT_BUG, EXIT_HANG, EXIT_UNAVAILABLE, EXITS_INTERRUPTED, LaunchError, PretrainError
 from pretrain.run.folder import RunDir
 from pretrain.run.recovery import Recovery
 from pretrain.utils.jsonl import last_row
 
+SHARED_MEMORY = "/dev/shm"
 MOST = 3
 WITHIN_STEPS = 10
-"""So many recoveries within so many steps are followed by none: the job is to start again, or to be mended."""
+"""So many recoveries within so many steps are followed by none: the job is to be mended."""
 
 
 class Worlds:
     """Decisions between the worlds of one launcher.
 
-    `fits` returns whether the config can be trained on so many ranks.
+    `fits` returns whether the config can be trained on so many ranks; with `copies` there is a
+    folder in memory for copies of the state.
     """
 
-    def __init__(self, run: RunDir, mode: Literal["spare", "shrink"], fits: Callable[[int], bool]) -> None:
+    def __init__(
+        self, run: RunDir, mode: Literal["spare", "shrink"], fits: Callable[[int], bool], *, copies: bool = False
+    ) -> None:
         self._run = run
         self._mode = mode
         self._fits = fits
         self._steps: list[int] = []  # last step done before each recovery
         self.recovery = Recovery(0)
         """The one that the present world began with."""
+        self._copies = copies
+
+    @contextlib.contextmanager
+    def memory(self) -> Iterator[Path | None]:
+        """Makes the folder of copies, for as long as the job lasts. Raises: LaunchError."""
+        if not self._copies:
+            yield None
+            return
+        try:
+            folder = tempfile.mkdtemp(prefix="pretrain-", dir=SHARED_MEMORY)
+        except OSError as error:
+            raise LaunchError(
+                f"run.recover_every_steps keeps copies in memory: {error.strerror}",
+                where=SHARED_MEMORY,
+                fix="set it to 0: recoveries continue from checkpoints",
+            ) from None
+        self.recovery = replace(self.recovery, memory=folder)
+        try:
+            yield Path(folder)
+        finally:
+            shutil.rmtree(folder, ignore_errors=True)
 
     def may_follow(self, code: int, main_pid: int) -> bool:
         """Returns whether another world may follow one that a rank with this exit code has ended.
@@ -66,7 +95,7 @@ class Worlds:
             following = whole[: next(filter(self._fits, range(len(whole), 0, -1)), 0)]
         if following:
             self._steps.append(self._run.last_step())
-            self.recovery = Recovery(len(self._steps), how, lost_at)
+            self.recovery = Recovery(len(self._steps), how, lost_at, self.recovery.memory)
         return following
 
     def _has_stepped(self, main_pid: int) -> bool:

@@ -61,7 +61,7 @@ from pretrain.training.initial_weights import InitialWeights, open_start
 from pretrain.training.layer_norms import LayerNorms
 from pretrain.training.reference import with_reference
 from pretrain.training.resolution import resolve_with_ranks
-from pretrain.training.rollback import agree_on_skips
+from pretrain.training.rollback import agree_on_skips, read_skips
 from pretrain.training.samples import AttentionPictures, Samples, build_pictures, build_samples
 from pretrain.training.step import TrainModule
 from pretrain.types import Columns
@@ -324,12 +324,21 @@ def _restore(
     start: InitialWeights, dataset: Dataset, engine: Engine, checkpoints: CheckpointManager, size: int
 ) -> TrainState:
     config = start.config
-    if RunDir(config.folder).has_saved():
+    folder = RunDir(config.folder)
+    if folder.has_saved():
         show_phase("loading the newest checkpoint")
-    state = checkpoints.load_newest(engine.state)
+    checkpoints.keep_copies(read_recovery(), config.run.recover_every_steps)
+    copies = checkpoints.copies
+    state = None
+    if copies is not None and folder.exists():
+        skips = read_skips(folder, folder.read_record()).ranges
+        state = copies.load(engine.state, folder.newest_step(), skips)
+    state = state or checkpoints.load_newest(engine.state)
     if state is None:
-        check_new(RunDir(config.folder))
+        check_new(folder)
     if state is None or state.step < config.train.last_step:
+        if copies is not None:
+            copies.prepare(size)
         checkpoints.prepare(size, checkpoints_at_once(config.checkpoint, config.train.last_step))
     fresh = TrainState(data_hash=dataset.sha256, tokenizer_hash=dataset.index.tokenizer_sha256)
     if state is not None:

@@ -36,7 +36,7 @@ from pretrain.report.metric_columns import read_tables
 from pretrain.report.series import make_course
 from pretrain.run.folder import RECOVERY, RunDir, end_attempt
 from pretrain.run.heartbeat import Progress
-from pretrain.run.recovery import read_recovery
+from pretrain.run.recovery import Recovery, read_recovery
 from pretrain.run.stop import StopFlag
 from pretrain.run.watchdog import Watchdog
 from pretrain.tracking.meter import FOLDER
@@ -127,7 +127,7 @@ def run_training(config: RunConfig, world: World, stop: StopFlag | None = None) 
                 return _train(claim, world, stop, progress)
         except Exception as error:
             stop.arm()  # else a signal of the launcher ends this process before the report
-            hang = _find_lost(error, watchdog, is_replaced=read_recovery().number >= 0)
+            hang = _find_lost(error, watchdog, is_replaced=read_recovery().is_on)
             _note_failure(claim, hang or error)
             if hang is not None:
                 raise hang from error
@@ -144,18 +144,18 @@ def run_training(config: RunConfig, world: World, stop: StopFlag | None = None) 
 
 
 def _train(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> int:
+    recovery = read_recovery()
+    if world.is_main:
+        _warn(claim.config, world, recovery)
     parallel = claim.config.parallel
-    across = parallel.across_nodes(world.size, ranks_of_node(world))
-    if world.is_main and across is not None:
-        log.warning("%s; %s", *across)
     world = replace(world, sequence=parallel.sequence, experts=parallel.experts, tensor=parallel.tensor)
     run, state = build_run(claim, world, stop, progress)
     try:
         state = train(run, state)
     except BaseException:
         # Other ranks may be gone, and the launcher is about to kill this one: no time for uploads
-        # of trackers.
-        _close(run, claim, tracker_timeout_s=1.0, is_failing=True)
+        # of trackers. One that replaces ranks waits longer.
+        _close(run, claim, tracker_timeout_s=3.0 if recovery.is_on else 1.0, is_failing=True)
         raise
     progress.enter("close")
     target = run.config.train.last_step
@@ -172,6 +172,16 @@ def _train(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> in
     if world.is_main and not stopped:
         print("\n".join(_summarize(run, state)), flush=True)
     return code
+
+
+def _warn(config: RunConfig, world: World, recovery: Recovery) -> None:
+    across = config.parallel.across_nodes(world.size, ranks_of_node(world))
+    if across is not None:
+        log.warning("%s; %s", *across)
+    recover = config.run.recover
+    if recover != "off" and not recovery.is_on:
+        text = "run.recover=%s is for `pretrain launch local` on one machine: a lost rank ends this job"
+        log.warning(text, recover)
 
 
 def _summarize(run: Run, state: TrainState) -> Iterator[str]:

@@ -2,6 +2,7 @@
 
     after a step  ->  the save in flight advances a phase, once all ranks have done their part
                   ->  the next one begins, if due: the step waits for a copy to host memory only
+                  ->  so does a copy that stays in memory (memory_copies.py)
     at the end    ->  the save in flight is waited for, and the last step is saved and uploaded
 
 A save that fails is a warning and training continues; `MAX_FAILED_SAVES` in a row end the run.
@@ -74,6 +75,8 @@ class Saving:
         """Makes the update wait for copies of the weights under way (CUDA)."""
         if self._save is not None:
             self.checkpoints.hold()
+        if self.checkpoints.copies is not None:
+            self.checkpoints.copies.hold()
 
     def after_step(self, state: TrainState, num_written: int, *, may_begin: bool) -> None:
         """Advances the save in flight, and begins the next one where it is due.
@@ -102,6 +105,8 @@ class Saving:
                 self._make_way(state.step)
             with self._failures_counted():
                 self._begin(state)
+        if may_begin and self.checkpoints.copies is not None:
+            self.checkpoints.copies.take(self.store, state)
 
     def finish(self, state: TrainState, *, is_last: bool) -> None:
         """Waits for the save in flight, saves this step, and waits for uploads.

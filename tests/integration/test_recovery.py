@@ -8,6 +8,7 @@ import json
 import os
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -101,30 +102,45 @@ def rows_of(path: Path, *left_out: str) -> list[dict[str, object]]:
     return [{name: value for name, value in row.items() if not name.endswith(left_out)} for row in rows]
 
 
-def recoveries_of(runs: RunMaker, name: str) -> list[dict[str, object]]:
+def attempts_of(runs: RunMaker, name: str) -> list[dict[str, Any]]:
     """The entries of run.json."""
-    attempts = json.loads(runs.folder(name).record.read_text())["attempts"]
-    return [attempt["recovery"] for attempt in attempts if "recovery" in attempt]
+    return json.loads(runs.folder(name).record.read_text())["attempts"]
 
 
-@pytest.mark.parametrize("stage", [2, 3])
-def test_a_rank_that_is_lost_in_any_phase_leaves_no_trace_in_the_course(make_run, plan, stage):
+def recoveries_of(runs: RunMaker, name: str) -> list[dict[str, object]]:
+    """Those of recoveries."""
+    return [attempt["recovery"] for attempt in attempts_of(runs, name) if "recovery" in attempt]
+
+
+@pytest.mark.parametrize(("stage", "copies"), [(2, 0), (3, 1)])
+def test_a_rank_that_is_lost_in_any_phase_leaves_no_trace_in_the_course(make_run, plan, stage, copies):
     items = (*RUN, f"engine.zero_stage={stage}")
     make_run.complete("whole", *items)
     environment = plan(*LOST)
-    output = make_run.complete("lost", *items, "run.recover=spare", "extend=[losses]", **environment)
+    recover = ("run.recover=spare", f"run.recover_every_steps={copies}", "extend=[losses]")
+    output = make_run.complete("lost", *items, *recover, **environment)
     assert not list(Path(environment["PLAN"]).iterdir()), output
     assert_same_run(make_run, "lost", "whole", 160)
     recoveries = recoveries_of(make_run, "lost")
     # The tenth world was lost before it was in run.json.
     numbers = [number for number in range(1, 16) if number != 10]
     assert [entry["number"] for entry in recoveries if "seconds" in entry] == numbers
-    lost = [re.match(r"rank (\d)", str(entry["lost"]))[1] for entry in recoveries]
-    assert lost == [LOST[number - 1].split(".")[2] for number in numbers]
+    losses = [LOST[number - 1].split(".") for number in numbers]
+    lost = [re.findall(r"rank (\d)", str(entry["lost"]))[-1] for entry in recoveries]
+    assert lost == [rank for _, _, rank, _ in losses]
+    if copies:
+        begun = [attempt["from_step"] for attempt in attempts_of(make_run, "lost") if "recovery" in attempt]
+        pairs = [(step, int(loss[1])) for step, loss in zip(begun, losses, strict=True) if loss[1] != "0"]
+        assert [pair for pair in pairs if pair[0] < pair[1] - 3] == [], "the step, and two that were done"
     assert "in 1 start and 14 recoveries" in output
     timed = ("_s", "memory_bytes", "data_wait", "checkpoint_step", "mfu")
     ours, expected = (rows_of(make_run.folder(name).metrics, *timed) for name in ("lost", "whole"))
     assert [row for row in ours if len(row) > 1] == [row for row in expected if len(row) > 1]
+
+
+def test_a_launcher_that_replaces_no_rank_is_told_of(make_run):
+    output = make_run.train("elsewhere", "run.recover=spare", "train.stop_after=1")
+    assert "run.recover=spare is for `pretrain launch local` on one machine: a lost rank ends this job" in output
 
 
 def test_the_fourth_recovery_within_ten_steps_is_none(make_run, plan):
@@ -142,8 +158,7 @@ def test_a_smaller_world_trains_on_the_same_samples(make_run, plan):
     make_run.complete("whole", *items, ranks=3)
     losses = ("update.15.1.KILL", "data.35.0.KILL")
     make_run.complete("lost", *items, "run.recover=shrink", "extend=[losses]", ranks=3, **plan(*losses))
-    sizes = [attempt["world_size"] for attempt in json.loads(make_run.folder("lost").record.read_text())["attempts"]]
-    assert sizes == [3, 2, 1]
+    assert [attempt["world_size"] for attempt in attempts_of(make_run, "lost")] == [3, 2, 1]
     whole, lost = (list(read_audit(make_run.folder(name).audit)) for name in ("whole", "lost"))
     assert [(row.step, row.tokens, row.digest) for row in lost] == [(row.step, row.tokens, row.digest) for row in whole]
     differences = [abs(float.fromhex(a.loss) / float.fromhex(b.loss) - 1) for a, b in zip(whole, lost, strict=True)]

@@ -22,6 +22,8 @@ def test_by_default_spikes_are_said_and_replicas_compared():
         ("guard.check_replicas_every=-1", r"guard.check_replicas_every"),
         ("guard={on_spike: warn, max_skips: 3}", r"max_skips needs on_spike=skip; leave it out"),
         ("guard={on_spike: skip, max_rollbacks: 3}", r"max_rollbacks needs on_spike=rollback"),
+        ("run.recover_every_steps=2", r"recover_every_steps=2 needs recover=spare or shrink; leave it out"),
+        ("run.recover=never", r"run.recover"),
     ],
 )
 def test_what_makes_no_sense_is_refused(override, said):

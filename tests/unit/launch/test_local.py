@@ -38,7 +38,8 @@ def live():
     return 0
 main = live if os.environ["RANKS"] == "forks" else None
 mode, run = os.environ["RECOVER"], local.RunDir(Path(logs).parent)
-worlds = local.Worlds(run, mode, lambda ranks: True) if mode != "off" else None
+mode, _, copies = mode.partition(" ")
+worlds = local.Worlds(run, mode, lambda ranks: True, copies=bool(copies)) if mode != "off" else None
 sys.exit(local.launch_local(program, arguments, 3, None, Path(logs), main=main, worlds=worlds))
 """
 """The launcher's clock goes on as it sleeps, which it does shortly."""
@@ -456,6 +457,30 @@ def test_a_smaller_world_leaves_out_the_place_of_the_lost_rank_until_none_is_lef
     assert errors.endswith("launch: no smaller number of ranks fits the config\n")
     assert [len(job.noted(f"world{world}")) for world in range(4)] == [3, 2, 1, 0]
     assert job.noted("place2-2").keys() == {0}, "the last rank has the place of none that was lost"
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_the_memory_of_copies_lasts_as_long_as_the_launcher(tmp_path, is_killed):
+    job = Job(
+        "forks",
+        tmp_path,
+        WORLD + "meet()\nPath = __import__('pathlib').Path\n"
+        "memory = Path(json.loads(os.environ['PRETRAIN_RECOVERY'])['memory'])\n"
+        "(memory / f'{world}-{rank}').touch()\n"
+        "if world == 0 and rank == 0: os.kill(os.getpid(), 9)\n"
+        "if world == 0: hang()\n"
+        "assert (memory / '0-0').exists()\nnote('seen')\n"
+        "wait_for('end')",
+        "from pretrain.run import worlds; worlds.SHARED_MEMORY = sys.argv[3]",
+        recover="spare copies",
+    )
+    job.wait_for("seen")
+    assert len(list(tmp_path.glob("pretrain-*"))) == 1
+    if is_killed:
+        job.process.kill()
+    (tmp_path / "end").write_text("now")
+    job.end()
+    wait_until(lambda: not list(tmp_path.glob("pretrain-*")), "the memory is free")
 
 
 def test_a_rank_that_is_lost_after_a_stop_is_not_replaced(start):

@@ -186,6 +186,16 @@ def test_offloading_and_sharding_take_memory_off_the_device():
     assert state(zero_stage=3, offload_optimizer="cpu", offload_params="cpu") < stages[3]
 
 
+def test_copies_for_recoveries_are_counted_on_the_host():
+    """Three in /dev/shm and the buffer that they are written from, beside the buffer of a save."""
+    given = [*LLAMA, "batch.global_tokens=4194304", "batch.micro=1", "run.recover=spare"]
+    sizes = []
+    for every in (0, 5):
+        config = config_of(*given, f"run.recover_every_steps={every}")
+        sizes.append(host_bytes(task_of(config), ParallelLayout(config.engine, 1, 1), nodes_of("h100")))
+    assert sizes[1] == 5 * sizes[0] > 0
+
+
 def test_offloaded_activations_are_on_the_host_and_cost_what_no_pass_hides():
     config, cluster = config_of(*LLAMA, "batch.global_tokens=4194304", "batch.micro=1"), nodes_of("h100")
     task, found = task_of(config), {}

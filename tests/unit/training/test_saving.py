@@ -11,6 +11,7 @@ from pretrain.dist import World
 from pretrain.errors import CheckpointError, DiskError, DivergedError
 from pretrain.run.folder import RunDir, begin_attempt
 from pretrain.run.heartbeat import Progress
+from pretrain.run.recovery import Recovery
 from pretrain.training.saving import Saving
 from pretrain.utils import io
 from tests.helpers.waiting import LIMIT_S
@@ -82,6 +83,18 @@ def test_a_save_is_committed_some_steps_later_as_of_its_own_step(tmp_path):
     assert seen[9] == []
     assert seen[11] == [10]
     assert load_newest(tmp_path) == 10
+
+
+def test_copies_in_memory_are_taken_beside_the_saves_of_steps_that_others_follow(tmp_path):
+    steps = Steps(tmp_path, every=10)
+    steps.saving.checkpoints.keep_copies(Recovery(0, memory=str(tmp_path / "memory")), 2)
+    for _ in range(6):
+        steps.take(is_last=steps.step == 5)
+    copies = steps.saving.checkpoints.copies
+    assert copies._writing.result() is None
+    assert [path.name for path in sorted(tmp_path.glob("memory/*/*"))] == ["step-00000002", "step-00000004"]
+    assert copies.load(loaded := StandIn(-1), 0, ()) == state_of(4)
+    assert loaded.values() == {4.0}
 
 
 def test_the_end_waits_for_what_is_in_flight_and_saves_the_last_step(tmp_path):
