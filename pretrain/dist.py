@@ -249,7 +249,7 @@ def gather_objects(value: Any) -> list[Any]:
 
     if not is_distributed():
         return [parse_json(json.dumps(value))]
-    device = torch.device("cuda") if td.get_backend() == "nccl" else torch.device("cpu")
+    device = _device_of_group()
     content = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8).to(device)
     size = torch.tensor([content.numel()], device=device)
     sizes = [torch.zeros_like(size) for _ in range(td.get_world_size())]
@@ -260,6 +260,30 @@ def gather_objects(value: Any) -> list[Any]:
     rows = [torch.empty_like(padded) for _ in sizes]
     td.all_gather(rows, padded)
     return [parse_json(bytes(row[: int(n)].cpu().numpy())) for row, n in zip(rows, sizes, strict=True)]
+
+
+def join_bytes(content: bytes, start: int, total: int) -> bytes:
+    """Returns `total` bytes, of which each rank has some from `start` on, and no two the same.
+
+    Collective: each byte travels once, where `gather_objects` has as many for each rank as the
+    rank with the most.
+    """
+    import torch
+
+    together = torch.zeros(total, dtype=torch.uint8, device=_device_of_group())
+    if content:
+        mine = torch.frombuffer(bytearray(content), dtype=torch.uint8)
+        together[start : start + len(content)] = mine
+    summed: Tensor = all_reduce_sum(together)
+    return summed.cpu().numpy().tobytes()
+
+
+def _device_of_group() -> Any:
+    """Returns the device of the tensors of collectives."""
+    import torch
+    import torch.distributed as td
+
+    return torch.device("cuda" if is_distributed() and td.get_backend() == "nccl" else "cpu")
 
 
 def leave(exit_code: int) -> NoReturn:

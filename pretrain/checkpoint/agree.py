@@ -1,6 +1,5 @@
 """Agreement of the ranks in a save or load: all continue, or all raise the same error."""
 
-import math
 import socket
 import time
 from collections.abc import Callable, Iterable
@@ -43,43 +42,6 @@ def agree(outcome: Callable[[], Any]) -> list[Any]:
 
 def nothing() -> None:
     """Outcome of a rank that has no part."""
-
-
-def check_complete(votes: list[dict[str, Any]], previous: dict[str, list[int]]) -> dict[str, list[int]]:
-    """Returns the shape of every parameter, where the files of all ranks are a whole model.
-
-    A vote has `shapes` of the parameters in a rank's file, and `num_weights`, the elements of each
-    there; `previous` are the shapes of the last checkpoint, if any.
-
-    Raises:
-        CheckpointError: A parameter is incomplete, has two shapes, or another than before.
-    """
-    shapes: dict[str, list[int]] = {}
-    sizes: dict[str, int] = {}
-    for vote in votes:
-        for name, shape in vote["shapes"].items():
-            _check_same(name, shapes.setdefault(name, shape), shape, "on another rank")
-        for name, number in vote["num_weights"].items():
-            sizes[name] = sizes.get(name, 0) + number
-    for name, shape in shapes.items():
-        if sizes.get(name, 0) != math.prod(shape):
-            raise _refusal(f"{name} has {math.prod(shape):,} elements, and the ranks have {sizes.get(name, 0):,} of it")
-    if previous:
-        for name in sorted({*previous, *shapes}):
-            _check_same(name, previous.get(name), shapes.get(name), "now")
-    return shapes
-
-
-def _check_same(name: str, expected: list[int] | None, shape: list[int] | None, where: str) -> None:
-    if expected != shape:
-        shown = ["no such parameter" if values is None else f"shape {values}" for values in (expected, shape)]
-        raise _refusal(f"{name} has {shown[0]} in the save, {shown[1]} {where}")
-
-
-def _refusal(what: str) -> CheckpointError:
-    return CheckpointError(
-        f"checkpoint not saved: {what}", fix="the checkpoints before it are good; report this as a bug"
-    )
 
 
 LONGEST_WAIT_S = 90.0

@@ -216,7 +216,7 @@ class CheckpointManager:
             if problem is None:
                 self.retention.note_valid(path)
                 # The next save must have the same parameters, of the same shapes.
-                self._place.shapes = dict(load_manifest(path).shapes)
+                self._place.layouts.load(dict(load_manifest(path).shapes))
                 if is_older:
                     log.warning("checkpoint %s is good: the run continues from there", path)
                 return load_checkpoint(path, store, self._world.rank / self._world.size)

@@ -17,8 +17,9 @@ from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
-from pretrain.checkpoint.agree import agree, check_complete, nothing
+from pretrain.checkpoint.agree import agree, nothing
 from pretrain.checkpoint.format import MANIFEST, SCHEMA, Manifest, step_name, step_of
+from pretrain.checkpoint.layouts import FileLayout, check_complete
 from pretrain.checkpoint.load import load_checkpoint
 from pretrain.checkpoint.save import start_thread
 from pretrain.checkpoint.snapshot import HostCopy, Snapshot
@@ -103,9 +104,7 @@ class MemoryCopies:
         record = snapshot.write(path.with_suffix(".safetensors"))
         vote = {
             "record": asdict(record),
-            "shapes": snapshot.shapes,
-            "num_weights": snapshot.num_weights,
-            "moments": snapshot.moments,
+            "layout": snapshot.layout,
             "ranks": self._world.size,
             "state": state.to_json(),
             "scalars": snapshot.scalars,
@@ -142,11 +141,12 @@ class MemoryCopies:
                 return False
             if votes[0]["state"]["skips"] != [*map(list, skips)]:  # of before a rollback
                 return False
-            shapes = check_complete(votes, {})
+            layouts = [FileLayout(*vote["layout"]) for vote in votes]
+            shapes = check_complete([(layout, 1) for layout in layouts], {})
         except (OSError, ValueError, CheckpointError):  # of a rank that was killed as it wrote
             return False
         files = [FileRecord(**vote["record"]) for vote in votes]
-        moments = sorted({kind for vote in votes for kind in vote["moments"]})
+        moments = sorted({kind for layout in layouts for kind in layout.moments})
         first = votes[0]
         manifest = Manifest(SCHEMA, first["state"], shapes, moments, files, {}, first["scalars"])
         write_json(path / MANIFEST, manifest.to_json())

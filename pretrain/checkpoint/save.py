@@ -29,8 +29,9 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from pretrain.checkpoint.agree import agree, check_complete, nothing, wait_until_visible
+from pretrain.checkpoint.agree import agree, nothing, wait_until_visible
 from pretrain.checkpoint.format import MANIFEST, SCHEMA, Manifest, load_manifest, set_aside, step_name, unseen
+from pretrain.checkpoint.layouts import AgreedLayouts, LayoutVote
 from pretrain.checkpoint.retention import Retention
 from pretrain.checkpoint.snapshot import Snapshot
 from pretrain.checkpoint.state import TrainState
@@ -65,7 +66,7 @@ class SaveTarget:
     fence: Callable[[], None]  # raises LockedError where another attempt owns the run
     retention: Retention
     token: str  # suffix of this attempt's temporary folders
-    shapes: dict[str, list[int]] = field(default_factory=dict)  # in the last committed checkpoint
+    layouts: AgreedLayouts = field(default_factory=AgreedLayouts)
 
     def set_aside(self, path: Path) -> None:
         """Renames a damaged checkpoint: see `set_aside`. Raises: LockedError too."""
@@ -91,6 +92,7 @@ class Save:
     ) -> None:
         self._place = place
         self._snapshot = snapshot
+        self._layout = b""  # encoded; known when the file is written
         self._state = state
         self._before_commit = before_commit
         self._after_commit = after_commit
@@ -144,13 +146,15 @@ class Save:
             self._discard()
             self.is_committed = True
             return
-        # No second vote: every rank has the same votes, so the same outcome.
-        shapes = self._or_discard(partial(check_complete, votes, self._place.shapes))
-        committing = start_thread(partial(self._commit, votes, shapes) if self._is_main else nothing)
+        # Every rank has the same votes, so the same outcome.
+        heard = [LayoutVote(*vote["layout"]) for vote in votes]
+        rank = self._place.world.rank
+        self._or_discard(partial(self._place.layouts.agree, heard, rank, self._layout))
+        files = [FileRecord(**vote["record"]) for vote in votes]
+        committing = start_thread(partial(self._commit, files) if self._is_main else nothing)
         yield committing
         self._or_discard(partial(agree, committing.result))
         self.is_committed = True
-        self._place.shapes = shapes
         reading = start_thread(self._read_again)
         yield reading
         try:
@@ -195,16 +199,15 @@ class Save:
             raise self._not_saved(error, snapshot.num_bytes) from error
         except OSError as error:
             raise self._not_saved(unseen(error)) from error
-        vote = {"shapes": snapshot.shapes, "num_weights": snapshot.num_weights}
-        return {"record": asdict(record), "moments": snapshot.moments, **vote}
+        self._layout = snapshot.layout.encode()
+        return {"record": asdict(record), "layout": LayoutVote.on(self._layout, self._place.layouts.agreed)}
 
-    def _commit(self, votes: list[dict[str, Any]], shapes: dict[str, list[int]]) -> None:
-        files = [FileRecord(**vote["record"]) for vote in votes]
-        moments = sorted({kind for vote in votes for kind in vote["moments"]})
+    def _commit(self, files: list[FileRecord]) -> None:
         place = self._place
+        layouts = place.layouts
         state = self._state.to_json()
         scalars = self._snapshot.scalars
-        manifest = Manifest(SCHEMA, state, shapes, moments, files, place.topology, scalars)
+        manifest = Manifest(SCHEMA, state, layouts.shapes, layouts.moments, files, place.topology, scalars)
         try:
             # This order is the commit protocol: ledger durable, manifest last in the folder, lease
             # checked immediately before the one rename that makes the checkpoint visible.

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from pretrain.checkpoint.fragments import piece_key, write_pieces
+from pretrain.checkpoint.layouts import FileLayout
 from pretrain.errors import CheckpointError
 from pretrain.types import FragmentStore
 from pretrain.utils.io import FileRecord
@@ -128,21 +129,20 @@ class Snapshot:
 
     def __init__(self, store: FragmentStore, host: HostCopy) -> None:
         self._host = host
-        self.shapes: dict[str, list[int]] = {}  # of parameters of which this rank has a piece
-        self.num_weights: dict[str, int] = {}  # elements of each parameter's weight that are here
+        shapes: dict[str, list[int]] = {}
+        num_weights: dict[str, int] = {}
         self._keys: list[str] = []
         tensors: list[Tensor] = []
         kinds: set[str] = set()
         for fragment in store.owned_fragments():
-            self.shapes[fragment.name] = list(fragment.shape)
+            shapes[fragment.name] = list(fragment.shape)
             for kind, tensor in fragment.tensors.items():
                 kinds.add(kind)
                 self._keys.append(piece_key(fragment, kind))
                 tensors.append(tensor.detach())
             if "weight" in fragment.tensors:
-                before = self.num_weights.get(fragment.name, 0)
-                self.num_weights[fragment.name] = before + fragment.length
-        self.moments = sorted(kinds - {"weight"})
+                num_weights[fragment.name] = num_weights.get(fragment.name, 0) + fragment.length
+        self.layout = FileLayout(shapes, num_weights, sorted(kinds - {"weight"}))
         self.scalars = store.scalars()  # state that is no tensor
         self._lengths = [tensor.numel() for tensor in tensors]
         host.take(tensors)
