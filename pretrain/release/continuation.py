@@ -8,6 +8,7 @@ Step 0 is the start of a run without pretrained weights: a folder with a config,
 """
 
 import json
+import secrets
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -86,6 +87,9 @@ def plan_continuation(
     released.check(["config.yaml", "run.json", "audit.jsonl"])
     place = [f"run.dir={json.dumps(str(folder.parent))}", f"run.name={json.dumps(folder.name)}"]
     stored = released.load_config(place)
+    if len(released.data) != len(stored.data.paths):
+        text = "release.json and config.yaml have different sources of data"
+        raise CheckpointError(text, where=str(released.folder.path), fix="fetch it again")
     chosen = released.steps[-1] if step is None else step
     starts = [*([0] if stored.init.from_ is None else []), *released.steps]
     if chosen not in starts:
@@ -201,8 +205,10 @@ def _cut(plan: ContinuedRun, folder: Path, checkpoint: str) -> None:
     course = read_course(plan.released.folder, plan.step)
     attempts = course.attempts[: course.rows[-1].attempt]
     attempts[-1] = attempts[-1] | {"committed_step": plan.step}
-    record = plan.released.folder.read_record()
-    write_json(folder / "run.json", record | {"name": plan.folder.path.name, "attempts": attempts})
+    # An id of its own: trackers and buckets tell runs apart by it.
+    identity = {"id": secrets.token_hex(4), "name": plan.folder.path.name}
+    record = plan.released.folder.read_record() | identity | {"attempts": attempts}
+    write_json(folder / "run.json", record)
 
 
 def _check_origin(plan: ContinuedRun) -> None:

@@ -74,6 +74,9 @@ class ReleasedRun:
     def damage(self, names: Iterable[str]) -> Iterator[str]:
         """Yields a sentence for each of these files that is not as it was released."""
         for name in names:
+            if name not in self.files:
+                yield f"{name}: not in the release"
+                continue
             try:
                 size, digest = hash_file(self.folder.path / name)
             except OSError as error:
@@ -102,8 +105,9 @@ def open_released(path: Path) -> ReleasedRun:
             raise CheckpointError("written in another format", where=where, fix="update pretrain")
         for source in raw["data"]:
             check_fields(source, _SOURCE)
-        for name, file in raw["files"].items():
+        for file in raw["files"].values():
             check_fields(file, _FILE)
+        for name in [*raw["files"], *(source["name"] for source in raw["data"])]:
             if not all(_PART.fullmatch(part) for part in name.split("/")):
                 raise ValueError(f"{name[:80]!r} leaves the folder")
         if not all(type(step) is int and step > 0 for step in raw["steps"]):

@@ -113,7 +113,8 @@ def test_a_continuation_has_the_rows_of_the_release_bit_for_bit(released, data, 
     assert "steps 9 to 12: equal to the released ones in every bit" in capsys.readouterr().out
     assert (new / "checkpoints/step-00000012").is_dir()
     assert read_course(RunDir(new)).rows[:8] == read_course(run).rows[:8]
-    assert json.loads((new / "run.json").read_text())["attempts"][-1]["number"] == 3
+    record, original = (json.loads((folder / "run.json").read_text()) for folder in (new, released))
+    assert record["attempts"][-1]["number"] == 3 and record["id"] != original["id"]
     # The same command has nothing to do; another step is another run.
     assert cli.run(["continue", str(released), data, "--from-step", "8", "--output", str(new)]) == 0
     assert cli.run(["continue", str(released), data, "--from-step", "4", "--output", str(new)]) == 64
@@ -275,6 +276,12 @@ def rewrite(copy: Path, name: str, text: str) -> None:
         (lambda copy: edit(copy / "release.json", lambda one: one.update(schema=2)), [], 66, "in another format"),
         (lambda copy: edit(copy / "release.json", lambda one: one.update(steps=["4"])), [], 66, "no whole number"),
         (lambda copy: (copy / "run.json").unlink(), [], 66, "run.json: No such file"),
+        (lambda copy: edit(copy / "release.json", lambda one: one["files"].pop("run.json")), [], 66,
+         "run.json: not in the release"),
+        (lambda copy: edit(copy / "release.json", lambda one: one.update(data=[])), [], 66,
+         "different sources of data"),
+        (lambda copy: edit(copy / "release.json", lambda one: one["data"][0].update(name="../..")), [], 66,
+         "leaves the folder"),
         (lambda copy: (copy / "checkpoints/step-00000004/rank-00000.safetensors").write_bytes(b"x"),
          ["--from-step", "4"], 66, "rank-00000.safetensors is not the released one"),
         (lambda copy: (copy / "tokenizer.json").write_text("{}"), [], 66, "tokenizer.json is not the released one"),
