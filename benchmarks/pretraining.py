@@ -1,6 +1,7 @@
 """Is a small BERT, or a small T5, of use? The quickstart's recipes against n-grams, and training on from them.
 
 python -m benchmarks.pretraining bert|t5 [--output runs/pretraining] [--task-steps N] [--quick]
+python -m benchmarks.pretraining bert|t5 --write-task FOLDER
 
 corpus, recipe     prepared and trained by `pretrain`; a run that is there already is taken
 n-grams            the tokens that the model predicts on the validation split, special ones left out, by their
@@ -180,6 +181,10 @@ def functions() -> Iterator[dict[str, str]]:
                 yield {"source": body[:300], "target": node.name}
 
 
+TASKS = {"bert": roles, "t5": functions}
+"""Records of the task of each."""
+
+
 def write_task(folder: Path, rows: Iterator[dict[str, Any]]) -> None:
     """Writes train.jsonl and validation.jsonl: every tenth stretch of rows is held out, so few files are in both."""
     folder.mkdir(parents=True, exist_ok=True)
@@ -228,7 +233,7 @@ def train_task(kind: str, folder: Path, data: Path, steps: int) -> dict[str, Any
     """Trains the task from the recipe's weights and from none; returns the best of the rates of each."""
     task = folder / f"{kind}-task"
     if not (task / "index.json").exists():
-        write_task(folder / f"{kind}-task-text", roles() if kind == "bert" else functions())
+        write_task(folder / f"{kind}-task-text", TASKS[kind]())
         inputs = [
             {"path": str(folder / f"{kind}-task-text" / "train.jsonl")},
             {"path": str(folder / f"{kind}-task-text" / "validation.jsonl"), "split": "validation"},
@@ -258,8 +263,12 @@ def main() -> None:
     parser.add_argument("kind", choices=tuple(RECIPES))
     parser.add_argument("--output", type=Path, default=Path("runs/pretraining"))
     parser.add_argument("--task-steps", type=int, default=100)
+    parser.add_argument("--write-task", type=Path, metavar="FOLDER", help="write the records of the task alone")
     parser.add_argument("--quick", action="store_true", help="a trial, whose figures mean nothing")
     arguments = parser.parse_args()
+    if arguments.write_task:
+        write_task(arguments.write_task, TASKS[arguments.kind]())
+        return
     kind, folder = arguments.kind, arguments.output.resolve() / ("quick" if arguments.quick else "")
     folder.mkdir(parents=True, exist_ok=True)
     data = folder / f"{kind}-data"
