@@ -9,7 +9,8 @@ request: a hanging disk or server must not keep a run from saving.
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future, ThreadPoolExecutor, wait
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import partial
 from typing import Generic, TypeVar
 
@@ -81,7 +82,8 @@ class Prefetcher(Generic[Item]):
 
     def _wait_for(self, future: "Future[Item]") -> Item:
         while not future.done():
-            wait([future], timeout=POLL_S)
+            with suppress(TimeoutError):
+                future.exception(POLL_S)
             if not future.done() and self._stop():
                 self._is_stuck = True
                 raise WaitStoppedError
