@@ -4,17 +4,19 @@ import json
 import re
 from dataclasses import dataclass
 from itertools import count, pairwise, takewhile
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 from tokenizers import Tokenizer, pre_tokenizers
 
-from pretrain.config.model import SpecialTokens
 from pretrain.errors import DataError
 from pretrain.rows import Vocabulary, WordFinder
 from pretrain.tokenizer.special_tokens import EOS, SENTINEL
 from pretrain.tokenizer.words import SPACE
 from pretrain.utils.safe_read import parse_json
+
+if TYPE_CHECKING:
+    from pretrain.config.model import SpecialTokens
 
 
 def vocabulary_size(tokenizer: Tokenizer) -> int:
@@ -90,12 +92,15 @@ def _unknown_token(model: dict[str, Any]) -> str | None:
     return model.get("unk_token")
 
 
-def special_tokens_of(tokenizer: Tokenizer) -> SpecialTokens:
+def special_tokens_of(tokenizer: Tokenizer) -> "SpecialTokens":
     """Returns the ids of special tokens that training or decoding uses.
 
     A decoder with an encoder begins with the token that begins a text (`<s>`, `[CLS]`), or without
     one, as in T5 and Marian, with the padding.
     """
+    # Sections of models take 0.15 s to import, which each worker of `prepare` would pay.
+    from pretrain.config.model import SpecialTokens
+
     special = special_ids(tokenizer)
     pad = _first_of(KNOWN_PAD, special)
     bos = _first_of(KNOWN_BOS, special)
@@ -122,7 +127,7 @@ def sentinel_ids(tokenizer: Tokenizer) -> tuple[int, ...]:
     return tuple(special[name] for name in takewhile(special.__contains__, names))
 
 
-def describe_vocabulary(tokenizer: Tokenizer, special: SpecialTokens, whole_words: bool = False) -> Vocabulary:
+def describe_vocabulary(tokenizer: Tokenizer, special: "SpecialTokens", whole_words: bool = False) -> Vocabulary:
     """Returns the vocabulary of an objective.
 
     `special` are the ids of its special tokens, `eos` among them; with `whole_words`, the result

@@ -53,7 +53,7 @@ class EvaluationTexts:
 
     def occur_in(self, text: str) -> bool:
         """Returns whether a text has one of the n-grams."""
-        words = words_of(text)
+        words = words_of(text) if self.hashes else []
         return any(
             len(words) >= size and _has_any(hashes, ngram_hashes(words, size)) for size, hashes in self.hashes.items()
         )

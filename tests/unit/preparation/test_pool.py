@@ -150,3 +150,9 @@ def test_ctrl_c_ends_all_workers_quietly(tmp_path, running_pool, corpus, expecte
     assert errors == ""
     assert not list((tmp_path / "out").rglob("*.tmp-*"))
     assert resume(tmp_path / "out", corpus) == expected
+
+
+def test_a_worker_imports_no_sections_of_models():
+    listed = "import sys, pretrain.preparation.part; print([name for name in sys.modules if 'config.model' in name])"
+    done = subprocess.run([sys.executable, "-c", listed], capture_output=True, text=True, check=True)
+    assert done.stdout == "[]\n"

@@ -8,6 +8,7 @@ import pytest
 from pretrain.errors import ConfigError, DataError, LaunchError
 from pretrain.preparation.filters import Document
 from pretrain.preparation.prepare import prepare
+from pretrain.preparation.selection import judge
 from pretrain.preparation.selection.judge import EvaluationTexts, read_tested
 from pretrain.preparation.selection.sketches import ngram_hashes
 from tests.helpers.prepare_config import prepare_config
@@ -101,6 +102,11 @@ def test_texts_are_looked_for_by_their_own_length():
     assert (
         not tested.occur_in("a b c d e f g x h") and not tested.occur_in("a b") and not EvaluationTexts().occur_in("a")
     )
+
+
+def test_without_evaluation_sets_no_words_are_looked_for(monkeypatch):
+    monkeypatch.setattr(judge, "words_of", None)
+    assert not EvaluationTexts().occur_in("a b c d e f g h")
 
 
 def test_languages_that_are_not_kept_are_left_out(tmp_path):
