@@ -285,6 +285,8 @@ def fused_adamw(model: nn.Module) -> torch.optim.Optimizer:
 def build_hugging_face(work: Work, weights: Weights, device: torch.device, *, compiled: bool) -> Step:
     """Builds transformers' model of the same architecture and weights, with its own choice of attention."""
     model = hugging_face_model(work.model, weights, device).train()
+    if work.finetune is not None:
+        model = _with_adapters(model, work.finetune)
     called = torch.compile(model) if compiled else model
 
     def loss_of(batch: Batch, num_targets: int) -> Tensor:
@@ -299,6 +301,13 @@ def build_hugging_face(work: Work, weights: Weights, device: torch.device, *, co
         return called(**inputs).loss * num_targets
 
     return _bare_step(model, fused_adamw(model), work, loss_of)
+
+
+def _with_adapters(model: Any, config: FinetuneConfig) -> Any:
+    """Returns transformers' model with peft's adapters on each of its linear layers but the head."""
+    from peft import LoraConfig, get_peft_model
+
+    return get_peft_model(model, LoraConfig(r=config.rank, lora_alpha=config.alpha, target_modules="all-linear"))
 
 
 def hugging_face_model(config: ModelConfig, weights: Weights, device: torch.device) -> Any:

@@ -321,7 +321,7 @@ def bert(bench: Bench) -> None:
     lengths = np.clip(rng.lognormal(np.log(length / 2.5), 0.9, count), 8, length).astype(np.int64)
     texts = [torch.from_numpy(rng.integers(1, model.vocab_size or 2, size)) for size in lengths]
     chosen = [torch.from_numpy(rng.random(size) < MASKED_SHARE) for size in lengths]
-    padded, packed = _padded(texts, chosen, length), _packed(texts, chosen, lengths, length)
+    padded, packed = pad_rows(texts, chosen, length), pack_rows(texts, chosen, lengths, length)
     work = Work(model, length, len(packed.tokens_BT), head_share=MASKED_SHARE)
     step = MicroBatches([packed.to(bench.device)], [packed.num_targets()])
     padded_work = replace(work, micro=count)
@@ -346,7 +346,7 @@ def _padding(tokens: int, work: Work) -> float:
     return round(1 - tokens / (work.rows * work.seq_len), 3)
 
 
-def _padded(texts: list[torch.Tensor], chosen: list[torch.Tensor], length: int) -> Batch:
+def pad_rows(texts: list[torch.Tensor], chosen: list[torch.Tensor], length: int) -> Batch:
     tokens_BT = torch.zeros(len(texts), length, dtype=torch.int64)
     targets_BT = torch.full_like(tokens_BT, IGNORE_INDEX)
     for row, (text, mask) in enumerate(zip(texts, chosen, strict=True)):
@@ -356,7 +356,7 @@ def _padded(texts: list[torch.Tensor], chosen: list[torch.Tensor], length: int) 
     return Batch(tokens_BT, targets_BT, lengths_B=lengths_B)
 
 
-def _packed(texts: list[torch.Tensor], chosen: list[torch.Tensor], lengths: np.ndarray, length: int) -> Batch:
+def pack_rows(texts: list[torch.Tensor], chosen: list[torch.Tensor], lengths: np.ndarray, length: int) -> Batch:
     bins = pack_documents(lengths, length)
     rows = len(bins)
     tokens_BT = torch.zeros(rows, length, dtype=torch.int64)

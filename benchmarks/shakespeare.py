@@ -11,6 +11,9 @@ PATH is a clone of github.com/karpathy/nanoGPT, bare or not.
 
 All run on one thread, start-up counted, and are scored in the same way: the mean over the whole validation split (the
 last tenth of the text), cut into windows of 64.
+
+    --loop ROUNDS    instead: the CPU time of a step of both whole loops at this configuration, data, logging and ledger
+                     included. A long run less a short one, which takes start-up and evaluation out.
 """
 
 import argparse
@@ -26,7 +29,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.common import print_row, time_once
+from benchmarks.common import Timing, is_conclusive, print_row, ratio, time_once
 
 MUON = "configs/run/shakespeare_muon.yaml"
 SMALL_BATCHES = ("batch.global_tokens=768", "batch.micro=12")
@@ -37,6 +40,8 @@ OURS: dict[str, tuple[str, int, tuple[str, ...]]] = {
 }
 """Recipe, steps and overrides of each arm."""
 WITHIN = 0.01
+LOOP_STEPS = 20, 170
+LOOP_MUST, LOOP_AIM = 0.97, 1.0
 NANOGPT = """
 import json, os, runpy, sys
 import numpy as np, torch
@@ -86,19 +91,40 @@ def train_nanogpt(source: Path, seed: int, steps: int) -> dict[str, Any]:
     return dict(json.loads(out.read_text()))
 
 
-def train_ours(folder: Path, arm: str, seed: int, quick: bool) -> dict[str, Any]:
-    """Trains a recipe; returns its loss over the whole validation split."""
+def train_ours(folder: Path, arm: str, seed: int, shorter: int | None = None) -> dict[str, Any]:
+    """Trains a recipe, or fewer steps of it; returns its loss over the whole validation split."""
     recipe, steps, overrides = OURS[arm]
     shortened = [f"train.steps={steps}", *overrides]
-    if quick:
-        shortened += ["train.steps=20", "optim.schedule.warmup_steps=10"]
-    name = f"{arm}-{seed}"
+    if shorter is not None:
+        shortened += [f"train.steps={shorter}", "optim.schedule.warmup_steps=10"]
+    name = f"{arm}-{seed}-{shorter}"
+    shutil.rmtree(folder / "runs" / name, ignore_errors=True)
     where = [f"run.dir={folder / 'runs'}", f"run.name={name}", f"data.path={folder / 'data'}", f"seed={seed}"]
     quiet = ["tracking.wandb=off", "eval.every_steps=1000000"]
     run([sys.executable, "-m", "pretrain", "train", recipe, *shortened, *where, *quiet], folder)
     rows = (folder / "runs" / name / "metrics.jsonl").read_text().splitlines()
     (held,) = [row for row in map(json.loads, rows) if "val_loss" in row]
     return {"loss": held["val_loss"], "targets": int(held["val_tokens"])}
+
+
+def time_loops(source: Path, folder: Path, seed: int, rounds: int) -> dict[str, Any]:
+    """Times a step of both loops in alternation; prints and returns the figures."""
+    trainers = {
+        "ours": partial(train_ours, folder, "char", seed),
+        "nanogpt": partial(train_nanogpt, source, seed),
+        "ours_again": partial(train_ours, folder, "char", seed),
+    }
+    first, last = LOOP_STEPS
+    steps: dict[str, list[Timing]] = {arm: [] for arm in trainers}
+    for number in range(rounds):
+        for arm, train in list(trainers.items())[:: -1 if number % 2 else 1]:
+            short, long = time_once(partial(train, first)), time_once(partial(train, last))
+            steps[arm].append(Timing((long.cpu_s - short.cpu_s) / (last - first), long.wall_s - short.wall_s))
+    aa, speed = ratio(steps["ours"], steps["ours_again"]), ratio(steps["nanogpt"], steps["ours"])
+    ms = {arm: round(1e3 * float(np.median([run.cpu_s for run in runs])), 2) for arm, runs in steps.items()}
+    held = "aim reached" if speed.low >= LOOP_AIM else "holds" if speed.low >= LOOP_MUST else "MISSED"
+    print(f"a step of ours over nanoGPT's {speed}, must {LOOP_MUST}, aim {LOOP_AIM}: {held}; A/A {aa}; ms of CPU {ms}")
+    return {"speed": str(speed), "aa": str(aa), "conclusive": is_conclusive(aa), "ms": ms}
 
 
 def main() -> None:
@@ -109,6 +135,7 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, nargs="+", default=[1337, 1, 2])
     parser.add_argument("--arms", nargs="+", choices=tuple(OURS), default=list(OURS), help="those beside nanoGPT")
     parser.add_argument("--quick", action="store_true", help="20 steps of one seed, whose figures mean nothing")
+    parser.add_argument("--loop", type=int, default=0, metavar="ROUNDS", help="time a step of both loops instead")
     arguments = parser.parse_args()
     quick = arguments.quick
     seeds = arguments.seeds[:1] if quick else arguments.seeds
@@ -121,8 +148,11 @@ def main() -> None:
         options = ["--tokenizer", "char", "--split", "tail:0.1"]
         text = str(arguments.text.resolve())
         run([sys.executable, "-m", "pretrain", "prepare", "--input", text, "--output", "data", *options], folder)
+        if arguments.loop:
+            print_row("loop", time_loops(source, folder, seeds[0], arguments.loop), ("torch",))
+            return
         trainers = {"nanogpt": lambda seed: train_nanogpt(source, seed, 20 if quick else 2000)} | {
-            arm: partial(train_ours, folder, arm, quick=quick) for arm in arguments.arms
+            arm: partial(train_ours, folder, arm, shorter=20 if quick else None) for arm in arguments.arms
         }
         found: dict[str, list[dict[str, Any]]] = {arm: [] for arm in trainers}
         for seed in seeds:

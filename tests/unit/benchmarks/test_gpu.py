@@ -16,7 +16,7 @@ from benchmarks.gpu_layouts import GROUPS
 from benchmarks.gpu_peers import MicroBatches, Step, Work, plan_model, random_steps
 from benchmarks.gpu_plan import beside_plan, compare_plans, read_rows
 from benchmarks.gpu_published import characters, race, translation
-from benchmarks.gpu_steps import Comparison, _packed, _padded, engine_of, with_documents
+from benchmarks.gpu_steps import Comparison, engine_of, pack_rows, pad_rows, with_documents
 from pretrain.plan.cluster import Calibration
 from pretrain.plan.gpus import CONSTANTS
 from pretrain.types import IGNORE_INDEX
@@ -218,7 +218,7 @@ def test_packed_and_padded_texts_have_the_same_targets():
     lengths = np.array([5, 8, 3, 4, 2])
     texts = [torch.arange(size) + 10 * number for number, size in enumerate(lengths)]
     chosen = [torch.arange(size) % 2 == 0 for size in lengths]
-    padded, packed = _padded(texts, chosen, 8), _packed(texts, chosen, lengths, 8)
+    padded, packed = pad_rows(texts, chosen, 8), pack_rows(texts, chosen, lengths, 8)
     targets = [batch.targets_BT[batch.targets_BT != IGNORE_INDEX].sort().values for batch in (padded, packed)]
     assert torch.equal(*targets) and len(packed.tokens_BT) == 3
     assert torch.equal(packed.targets_BT.flatten()[packed.target_positions_P].sort().values, targets[1])
