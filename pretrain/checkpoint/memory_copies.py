@@ -42,6 +42,7 @@ class MemoryCopies:
     def __init__(self, recovery: Recovery, world: World, every_steps: int) -> None:
         self._folder = Path(recovery.memory)
         self._own = self._folder / f"world-{recovery.number:08d}"
+        self._is_first = recovery.number == 0
         self._world = world
         self._every_steps = every_steps
         self._host = HostCopy()
@@ -50,7 +51,9 @@ class MemoryCopies:
         self._has_failed = False
 
     def prepare(self, checkpoint_bytes: int) -> None:
-        """Checks that the copies of all ranks fit. Collective. Raises: DiskError."""
+        """Checks that the copies of all ranks fit, in the first world. Collective. Raises: DiskError."""
+        if not self._is_first:  # there are copies already, and a recovery is not to fail by them
+            return
 
         def check() -> None:
             free, needed = shutil.disk_usage(self._folder).free, COPIES * checkpoint_bytes
@@ -77,6 +80,8 @@ class MemoryCopies:
         stale, self._steps = self._steps[:-COPIES], self._steps[-COPIES:]
         for step in stale:
             self._remove(step)
+        if len(self._steps) == COPIES and not stale and self._world.is_main:
+            self._tidy(self._own)  # all ranks have a copy of this world
         snapshot = Snapshot(store, self._host)
         self._writing = start_thread(partial(self._write, snapshot, state))
 
@@ -123,7 +128,8 @@ class MemoryCopies:
             path = self._folder / chosen
             state = load_checkpoint(path, store, self._world.rank / self._world.size)
             log.info("the state of step %d is that in memory", state.step)
-        agree(partial(self._tidy, chosen) if self._world.is_main else nothing)
+        tidy = partial(self._tidy, None if chosen is None else self._folder / chosen)
+        agree(tidy if self._world.is_main else nothing)
         return state
 
     def _choose(self, after_step: int, skips: Skips) -> str | None:
@@ -152,8 +158,8 @@ class MemoryCopies:
         write_json(path / MANIFEST, manifest.to_json())
         return True
 
-    def _tidy(self, chosen: str | None) -> None:
-        """Removes all copies but the chosen one, which a loss before the next copy needs again."""
+    def _tidy(self, stays: Path | None) -> None:
+        """Removes all copies but those in `stays`: a loss before the next copy needs the loaded one again."""
         for path in self._folder.glob("world-*/step-*"):
-            if chosen is None or path != self._folder / chosen:
+            if stays not in (path, path.parent):
                 remove_tree(path)

@@ -93,6 +93,11 @@ class AuditLedger:
                 if self._lines.num_waiting == 1:
                     log.warning("%s; rows of the ledger wait in memory until it can be written", error)
 
+    @property
+    def has_waiting(self) -> bool:
+        """Whether rows wait in memory, which end with this process."""
+        return self._lines.num_waiting > 0
+
     def _write(self) -> None:
         if self._lines.num_waiting and self._fence is not None:
             self._fence()

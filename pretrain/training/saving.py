@@ -105,8 +105,10 @@ class Saving:
                 self._make_way(state.step)
             with self._failures_counted():
                 self._begin(state)
-        if may_begin and self.checkpoints.copies is not None:
-            self.checkpoints.copies.take(self.store, state)
+        copies = self.checkpoints.copies
+        has_rows = self.audit is None or not self.audit.has_waiting  # else a recovery would lack them
+        if may_begin and copies is not None and has_rows:
+            copies.take(self.store, state)
 
     def finish(self, state: TrainState, *, is_last: bool) -> None:
         """Waits for the save in flight, saves this step, and waits for uploads.

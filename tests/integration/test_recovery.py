@@ -4,6 +4,7 @@ A module under `extend` has a rank kill, stop or crash itself, once, where a fil
 come one after another, each in the world that the loss before has left.
 """
 
+import argparse
 import json
 import os
 import re
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from benchmarks import recovery
 from pretrain.tracking.audit import read_audit
 from tests.helpers.fork_server import SOURCE_PATH
 from tests.helpers.runs import RunMaker, assert_same_run
@@ -136,6 +138,17 @@ def test_a_rank_that_is_lost_in_any_phase_leaves_no_trace_in_the_course(make_run
     timed = ("_s", "memory_bytes", "data_wait", "checkpoint_step", "mfu")
     ours, expected = (rows_of(make_run.folder(name).metrics, *timed) for name in ("lost", "whole"))
     assert [row for row in ours if len(row) > 1] == [row for row in expected if len(row) > 1]
+
+
+def test_losses_at_random_moments_leave_the_launcher_as_it_was(tmp_path, corpus):
+    """Kills, a freeze, and a kill within a recovery."""
+    (tmp_path / "data").symlink_to(corpus)
+    asked = argparse.Namespace(losses=8, ranks=2, stage=2, seed=5, arms=["spare"])
+    found = recovery.drill(tmp_path, asked)["spare"]
+    assert found["is_same"] and found["recoveries"] >= 8
+    first, last = found["launcher"]["first"], found["launcher"]["last"]
+    assert (first["fd"], first["task"]) == (last["fd"], last["task"])
+    assert last["resident_mib"] - first["resident_mib"] < 5
 
 
 def test_a_launcher_that_replaces_no_rank_is_told_of(make_run):

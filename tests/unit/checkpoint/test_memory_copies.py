@@ -98,6 +98,16 @@ def test_three_copies_are_there_at_most_of_the_steps_that_are_due(tmp_path):
     assert {name.split("/")[1] for name in files(tmp_path)} == {f"step-{step:08d}" for step in (8, 10, 12)}
 
 
+def test_the_copy_that_a_world_began_with_goes_once_all_ranks_have_one_of_it(tmp_path):
+    Ranks(tmp_path, 2).take(1)
+    assert load(tmp_path) == 1
+    ranks = Ranks(tmp_path, 2, number=1)
+    for step, there in ((2, {1, 2}), (3, {1, 2, 3}), (4, {2, 3, 4})):
+        ranks.take(step)
+        assert {int(name.split("/")[1][5:]) for name in files(tmp_path)} == there
+    ranks.copies[0].prepare(2**60)  # a recovery is not refused
+
+
 def test_copies_that_do_not_fit_are_refused_and_a_full_memory_later_is_a_warning(tmp_path, caplog):
     copies = MemoryCopies(Recovery(0, memory=str(tmp_path)), World(0, 1, 0), 1)
     copies.prepare(1)

@@ -37,7 +37,7 @@ class Steps:
             checkpoints=manager(folder),
             store=self.store,
             folder=place,
-            audit=SimpleNamespace(sync=lambda: self.synced.append(self.step)),
+            audit=SimpleNamespace(sync=lambda: self.synced.append(self.step), has_waiting=False),
             tracker=SimpleNamespace(
                 advance=lambda step, phase: None,
                 log=lambda step, figures, shown: self.noted.append((step, figures)),
@@ -95,6 +95,10 @@ def test_copies_in_memory_are_taken_beside_the_saves_of_steps_that_others_follow
     assert [path.name for path in sorted(tmp_path.glob("memory/*/*"))] == ["step-00000002", "step-00000004"]
     assert copies.load(loaded := StandIn(-1), 0, ()) == state_of(4)
     assert loaded.values() == {4.0}
+    steps.saving.audit.has_waiting = True
+    for _ in range(4):
+        steps.take()
+    assert copies._steps == [2, 4], "no copy of a step whose row would be lost"
 
 
 def test_the_end_waits_for_what_is_in_flight_and_saves_the_last_step(tmp_path):
