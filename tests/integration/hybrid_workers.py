@@ -7,9 +7,11 @@ from tests.integration.workers import MODEL, build, train
 
 HYBRID = MODEL | {
     "preset": "hybrid-tiny",
-    "decoder": MODEL["decoder"] | {"mixers": ["delta", "attention"], "layers": 2, "delta": {"key_width": 5}},
+    "decoder": MODEL["decoder"]
+    | {"mixers": ["delta", "mamba2", "convolution", "attention"], "layers": 4, "attention_gate": True}
+    | {"delta": {"key_width": 5}, "mamba2": {"heads": 3, "head_width": 7, "state_width": 5}},
 }
-"""Odd sizes, so that partitions cut parameters."""
+"""Each mixer, and odd sizes, so that partitions cut parameters."""
 
 
 def losses_of(world: World, cases: list[list[Any]], steps: int, micro: int) -> list[Any]:

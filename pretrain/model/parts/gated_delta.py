@@ -84,14 +84,14 @@ def gated_delta_rule(
     sides = torch.cat((v * strength[..., None], written * reads), dim=-1)
     solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
     fresh, lost = solved.split((v.shape[-1], key_width), dim=-1)
-    q = q * reads
-    k = k * writes
+    # Chunks by one call: the gradient of each index would have the size of the row.
+    chunks = [x.unbind(2) for x in (fresh, lost, q * reads, inside, k * writes, remains)]
     results = []
-    for number in range(q.shape[2]):
-        new = fresh[:, :, number] - lost[:, :, number] @ state_BNKV
-        results.append(q[:, :, number] @ state_BNKV + inside[:, :, number] @ new)
+    for number, (fresh_c, lost_c, q_c, inside_c, k_c, remains_c) in enumerate(zip(*chunks, strict=True)):
+        new = fresh_c - lost_c @ state_BNKV
+        results.append(q_c @ state_BNKV + inside_c @ new)
         if continues or number + 1 < q.shape[2]:
-            state_BNKV = state_BNKV * remains[:, :, number] + k[:, :, number].mT @ new
+            state_BNKV = state_BNKV * remains_c + k_c.mT @ new
     result_BTNV = torch.cat(results, dim=2).transpose(1, 2)[:, :length]
     return result_BTNV, state_BNKV if continues else None
 

@@ -71,18 +71,17 @@ def state_space_rule(
     state = state_BNHV.unflatten(1, (groups, -1)).transpose(2, 3)  # [B, G, H, N / G, V]
     pairs = decays.pairs.unflatten(1, (groups, -1))
     inside = ((q @ k.mT)[:, :, None] * pairs).flatten(1, 2) @ v
-    written = v * decays.writes
-    written, remains = (x.unflatten(1, (groups, -1)) for x in (written, decays.remains))
-    reads = decays.reads.unflatten(1, (groups, -1))
+    written = (v * decays.writes).unflatten(1, (groups, -1))
+    remains, reads = (x.unflatten(1, (groups, -1)) for x in (decays.remains, decays.reads))
+    # Chunks by one call: the gradient of each index would have the size of the row.
+    chunks = zip(q.unbind(2), k.unbind(2), *(x.unbind(3) for x in (written, remains, reads)), strict=True)
     results = []
-    for number in range(q.shape[2]):
-        held = state.flatten(3)  # [B, G, H, N / G V]
-        read = (q[:, :, number] @ held).unflatten(3, state.shape[3:]).transpose(2, 3)
-        results.append(read * reads[:, :, :, number])
+    for number, (q_c, k_c, written_c, remains_c, reads_c) in enumerate(chunks):
+        read = (q_c @ state.flatten(3)).unflatten(3, state.shape[3:]).transpose(2, 3)
+        results.append(read * reads_c)
         if continues or number + 1 < q.shape[2]:
-            new = written[:, :, :, number].transpose(2, 3).flatten(3)
-            added = (k[:, :, number].mT @ new).view(state.shape)
-            state = state * remains[:, :, :, number].transpose(2, 3) + added
+            new = written_c.transpose(2, 3).flatten(3)
+            state = state * remains_c.transpose(2, 3) + (k_c.mT @ new).view(state.shape)
     outside = torch.stack(results, dim=3).flatten(1, 2)
     result_BTNV = (inside + outside).flatten(2, 3).transpose(1, 2)[:, :length]
     return result_BTNV, state.transpose(2, 3).flatten(1, 2) if continues else None

@@ -1,7 +1,7 @@
 """Mixers with a state: chunks against one token at a time, and documents of a row against each alone."""
 
 import random
-from itertools import chain
+from itertools import chain, product
 
 import pytest
 import torch
@@ -178,6 +178,27 @@ def test_packed_documents_equal_each_alone(seed):
 @pytest.mark.parametrize("seed", range(20, 200))
 def test_packed_documents_equal_each_alone_in_many_layouts(seed):
     compare(seed, checkpointing=("none", "full", "selective")[seed % 3])
+
+
+@pytest.mark.parametrize(
+    ("mixer", "checkpointing"),
+    [
+        *(pytest.param(*case, marks=pytest.mark.long) for case in product(("delta", "mamba2"), ("none", "selective"))),
+        ("convolution", "selective"),
+    ],
+)
+def test_compiled_blocks_break_no_graph_and_keep_documents_apart(mixer, checkpointing):
+    config = tiny_config(**HYBRID, mixers=[mixer], layers=1)
+    model = build(config, dtype=torch.float64, scale=2.0, checkpointing=checkpointing)
+    rows = [[30, 50, 9], [64, 15, 10]]
+    expected = backward(model, [packed_batch(rows)])
+    torch._dynamo.reset()
+    torch._dynamo.utils.counters.clear()
+    (block,) = model.decoder.blocks
+    block.forward = torch.compile(block.forward, backend="aot_eager")
+    found = backward(model, [packed_batch(rows)])
+    assert torch._dynamo.utils.counters["graph_break"].total() == 0
+    torch.testing.assert_close(found, expected, rtol=1e-10, atol=1e-10)
 
 
 def late(documents_BS):
