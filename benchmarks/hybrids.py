@@ -36,7 +36,8 @@ def stack(width: int) -> StackConfig:
     heads = width // (2 * HEAD)
     return StackConfig.model_validate(
         {
-            "layers": 3, "width": width, "heads": heads, "ff_width": width, "mixers": ["delta", "mamba2", "convolution"],
+            "layers": 3, "width": width, "heads": heads, "ff_width": width,
+            "mixers": ["delta", "mamba2", "convolution"],
             "delta": {
                 "value_heads": 2 * heads, "key_width": HEAD, "value_width": HEAD, "negative_eigenvalues": False,
             },

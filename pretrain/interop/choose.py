@@ -117,12 +117,13 @@ def _expert_facts(stack: StackConfig) -> dict[str, Any]:
     experts = stack.experts
     if experts is None:
         return {"experts": None}
-    keys = ["count", "top_k", "shared", "shared_gate", "scores", "normalize", "scale", "first"]
+    keys = ["count", "top_k", "shared_gate", "scores", "normalize", "scale", "first"]
     keys += ["groups", "top_groups"]
     values = {f"experts.{key}": getattr(experts, key) for key in keys}
     values |= {"dense_width": stack.ff_width if experts.first else None}
     return values | {
         "ff_width": stack.expert_width,
+        "experts.shared_width": stack.shared_width,
         "experts.balance": "bias" if experts.balance == "bias" else "loss or none",
     }
 

@@ -87,6 +87,8 @@ def _renamed(name: str, renames: tuple[tuple[str, str], ...]) -> str:
 def _as_saved(name: str, gradient: Tensor | None, as_saved: set[str]) -> list[tuple[str, Tensor | None]]:
     """Splits what transformers fuses while it loads, the matrices of experts, by the names of its files."""
     prefix, fused, kind = name.partition(".mlp.experts.")
+    block, inside, part = name.partition(".block_sparse_moe.")
+    name = f"{block}{inside}{_GRANITE_NAMES.get(part, part)}"
     layer, is_filter, _ = name.partition("conv1d.weight")
     if gradient is not None and is_filter and name not in as_saved:  # OLMo Hybrid's files have three
         return [(f"{layer}{part}_conv1d.weight", rows) for part, rows in zip("qkv", gradient.chunk(3), strict=True)]
@@ -100,6 +102,11 @@ def _as_saved(name: str, gradient: Tensor | None, as_saved: set[str]) -> list[tu
     ]
 
 
+_GRANITE_NAMES = {
+    "router.weight": "router.layer.weight",
+    "experts.gate_up_proj": "input_linear.weight",
+    "experts.down_proj": "output_linear.weight",
+}
 _MIXTRAL_NAMES = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 

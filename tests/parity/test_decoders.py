@@ -11,7 +11,7 @@ from pretrain.objective.loss import sum_token_loss
 from pretrain.training.step import TrainModule
 from pretrain.types import IGNORE_INDEX, Batch
 from tests.helpers.lent import check_gradients, lend
-from tests.helpers.theirs import makers
+from tests.helpers.theirs import build_theirs, makers
 from tests.parity.exchange import check_round_trip
 from tests.unit.model.tiny import packed_batch, random_batch
 
@@ -185,6 +185,7 @@ MAKERS = {
         rope_parameters={"rope_type": "linear", "rope_theta": 500.0, "factor": 4.0},
         attention_bias=True, mlp_bias=True, num_key_value_heads=6, head_dim=10, hidden_act="gelu",
     ),
+    "granitemoehybrid-dense": lambda: build_theirs("granitemoehybrid", decoder={"experts": None}),
     "qwen2": lambda: qwen2(tie_word_embeddings=True),
     "qwen2-windows": lambda: qwen2(use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
     "mixtral-windows": lambda: mixtral(sliding_window=WINDOW, router_aux_loss_coef=0.0),

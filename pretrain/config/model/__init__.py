@@ -7,10 +7,11 @@ from pydantic import ValidatorFunctionWrapHandler, WrapValidator
 from pretrain.config.base import Section
 from pretrain.config.model.any_kind import HeadConfig, SpecialTokens
 from pretrain.config.model.experts import ExpertsConfig
+from pretrain.config.model.latent_attention import LatentConfig
 from pretrain.config.model.patches import ImageSize, PatchesConfig
 from pretrain.config.model.recurrent import RecurrentConfig, RecurrentStackConfig
 from pretrain.config.model.rotary_scaling import RotaryScaling
-from pretrain.config.model.stack import LatentConfig, StackConfig
+from pretrain.config.model.stack import StackConfig
 from pretrain.config.model.transformer import ModelConfig
 
 __all__ = [

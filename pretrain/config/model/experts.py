@@ -19,6 +19,8 @@ class ExpertsConfig(Section):
     shared: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0, le=MAX_EXPERTS)
     """Experts that every token passes besides (Dai et al. 2024, DeepSeekMoE), as one layer of their
     summed width."""
+    shared_width: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1, le=MAX_WIDTH)
+    """Summed width of the shared experts. None: `shared` times that of one expert."""
     shared_gate: Annotated[bool, OnResume.NEVER] = False
     """Multiply the result of the shared experts by the sigmoid of a learned score (Qwen3-Next)."""
     first: Annotated[int, OnResume.NEVER] = Field(default=0, ge=0, le=MAX_LAYERS)
@@ -64,6 +66,7 @@ class ExpertsConfig(Section):
             ("balance_rate", "balance=bias", self.balance == "bias"),
             ("z_loss", "scores=softmax", self.scores == "softmax"),
             ("shared_gate", "shared=1 or more", self.shared > 0),
+            ("shared_width", "shared=1 or more", self.shared > 0),
         ):
             if self.differs(key) and not value:
                 yield f"{key}={str(getattr(self, key)).lower()} needs {needs}", "leave it out"

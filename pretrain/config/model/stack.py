@@ -8,6 +8,7 @@ from pydantic import Field
 
 from pretrain.config.base import MAX_HEADS, MAX_LAYERS, MAX_ROWS, MAX_WIDTH, OFF, Conflicts, OnResume, Section
 from pretrain.config.model.experts import ExpertsConfig
+from pretrain.config.model.latent_attention import LatentConfig
 from pretrain.config.model.rotary_scaling import RotaryScaling
 from pretrain.kinds.mixers import (
     ATTENTION,
@@ -25,20 +26,6 @@ Activation = Literal["gelu", "gelu_tanh", "quick_gelu", "silu", "relu", "relu2"]
 """Non-linearities by name."""
 
 RowCount = Annotated[int, Field(ge=0, le=MAX_ROWS)]
-
-
-class LatentConfig(Section):
-    """Multi-head latent attention (DeepSeek-AI 2024, DeepSeek-V2, 2.1): keys and values of all heads
-    are made from one vector of a token, which is all that a cache holds, and a key of positions."""
-
-    kv_rank: Annotated[int, OnResume.NEVER] = Field(ge=1, le=MAX_WIDTH)
-    """Width of the vector that keys and values are made from."""
-    query_rank: Annotated[int | None, OnResume.NEVER] = Field(default=None, ge=1, le=MAX_WIDTH)
-    """Width of the vector that queries are made from. None: queries are made from the input."""
-    rope_width: Annotated[int, OnResume.NEVER] = Field(ge=2, le=MAX_WIDTH)
-    """Dimensions of a head that are rotated, the first ones; in keys all heads share them."""
-    value_width: Annotated[int, OnResume.NEVER] = Field(ge=1, le=MAX_WIDTH)
-    """Width of the values of a head, at most `head_width`, which is that of queries and keys."""
 
 
 class StackConfig(Section):
@@ -203,6 +190,13 @@ class StackConfig(Section):
     def expert_width(self) -> int:
         """Hidden width F of one expert, or of the dense feed-forward layer."""
         return (self.experts.width if self.experts else None) or self.ff_width
+
+    @property
+    def shared_width(self) -> int:
+        """Summed hidden width of the experts that every token passes; 0: there are none."""
+        if self.experts is None:
+            return 0
+        return self.experts.shared_width or self.experts.shared * self.expert_width
 
     @property
     def rotary_width(self) -> int:

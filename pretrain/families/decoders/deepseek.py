@@ -229,8 +229,8 @@ def _block(stack: StackConfig, ours: str, theirs: str, number: int) -> list[Weig
     each = [f"{mlp}experts.{expert}." for expert in range(experts.count)]
     weights += _gated(layer, each, stack.expert_width, stack.width)
     if experts.shared:
-        shared = experts.shared * stack.expert_width
-        weights += _gated(f"{layer}shared.", [f"{mlp}shared_experts."], shared, stack.width)
+        shared = f"{mlp}shared_experts."
+        weights += _gated(f"{layer}shared.", [shared], stack.shared_width, stack.width)
     return weights
 
 

@@ -3,7 +3,7 @@
 from typing import Any
 
 from pretrain.config.model import ModelConfig
-from pretrain.families.config_json import Fields, refusal
+from pretrain.families.config_json import Fields, Keys, refusal
 from pretrain.families.decoders.llama import LLAMA_STACK
 from pretrain.families.dialect import Dialect, decoder_family
 from pretrain.families.sizes import Architecture, Size
@@ -35,14 +35,24 @@ _SIZES = {
 }  # fmt: skip
 
 
-def _read(fields: Fields) -> dict[str, Any]:
+GRANITE_KEYS: Keys = {
+    "attention_multiplier": ("score_factor", 1.0),
+    "residual_multiplier": ("residual_scale", 1.0),
+    "embedding_multiplier": ("model.embedding_scale", 1.0),
+}
+"""Keys of the constant factors."""
+
+
+def read_factors(fields: Fields) -> dict[str, Any]:
+    """Returns the factor of the scores, whose inverse is a key."""
     divisor = fields.number("logits_scaling", 1.0)
     if divisor <= 0:
         raise refusal("logits_scaling", divisor, "must be more than 0")
     return {"head.scale": 1 / divisor}
 
 
-def _write(config: ModelConfig) -> dict[str, Any]:
+def write_factors(config: ModelConfig) -> dict[str, Any]:
+    """Returns the keys of the factors of logits and of scores."""
     # Rounded: the inverse of an inverse is not always the number itself.
     factor = config.last_stack.score_scale or config.last_stack.per_head_width**-0.5
     divisor = float(f"{1 / config.head.scale:.12g}")
@@ -54,12 +64,7 @@ FAMILIES = (
         Dialect(
             model_type="granite", name="Granite", sizes=_SIZES, labels=False,
             biases=("attention_bias", "mlp_bias"), tokens={"bos": 1, "eos": 2},
-            read=_read, write=_write,
-            more={
-                "attention_multiplier": ("score_factor", 1.0),
-                "residual_multiplier": ("residual_scale", 1.0),
-                "embedding_multiplier": ("model.embedding_scale", 1.0),
-            },
+            read=read_factors, write=write_factors, more=GRANITE_KEYS,
         )
     ),
 )  # fmt: skip

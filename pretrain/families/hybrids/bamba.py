@@ -44,7 +44,7 @@ _NO_LIMITS = ([0.0, {"__float__": "Infinity"}], [0.0, math.inf])
 """Bounds of a step that are none, as files of transformers have them."""
 
 
-def _read_mamba(fields: Fields, eps: float) -> dict[str, Any]:
+def read_mamba(fields: Fields, eps: float) -> dict[str, Any]:
     """Returns the sizes of Mamba-2, whose heads together are `mamba_expand` times as wide as the model."""
     values = fields.read(_SIZE_KEYS)
     inner = fields.integer("mamba_expand", 2) * fields.integer("hidden_size", 4096)
@@ -59,7 +59,8 @@ def _read_mamba(fields: Fields, eps: float) -> dict[str, Any]:
     return values | {"head_width": width, "norm_eps": fields.number("rms_norm_eps", eps)}
 
 
-def _write_mamba(stack: StackConfig) -> dict[str, Any]:
+def write_mamba(stack: StackConfig) -> dict[str, Any]:
+    """Returns the keys of `read_mamba`."""
     sizes = stack.mamba2.sizes(stack.width, stack.heads)
     return {key: getattr(sizes, ours) for key, (ours, _) in _SIZE_KEYS.items()} | {
         "mamba_d_head": sizes.head_width,
@@ -87,18 +88,22 @@ def _weights(stack: StackConfig) -> list[Weight]:
     return [*weights, filter_weight("mamba.conv1d", channels, sizes.kernel)]
 
 
+MAMBA_TENSORS = MixerTensors(_weights)
+"""Tensors of a layer of Mamba-2 in a hybrid."""
+
+
 def _read_bamba(fields: Fields) -> dict[str, Any]:
     layers = fields.integer("num_hidden_layers", 32)
     listed = fields.values.get("attn_layer_indices") or []
     mixers = [ATTENTION if number in listed else "mamba2" for number in range(layers)]
-    return {"mixers": shortest_pattern(mixers), "mamba2": _read_mamba(fields, 1e-5)}
+    return {"mixers": shortest_pattern(mixers), "mamba2": read_mamba(fields, 1e-5)}
 
 
 def _write_bamba(config: ModelConfig) -> dict[str, Any]:
     stack = config.last_stack
     numbers = range(stack.layers)
     listed = [number for number in numbers if stack.mixer_name(number) == ATTENTION]
-    return {"attn_layer_indices": listed, **_write_mamba(stack)}
+    return {"attn_layer_indices": listed, **write_mamba(stack)}
 
 
 _BAMBA_MODULES = {
@@ -120,7 +125,7 @@ FAMILIES = (
                 "max_position_embeddings": 262144,
             },
             read=_read_bamba, write=_write_bamba, modules=lambda config: _BAMBA_MODULES,
-            mixers={"mamba2": MixerTensors(_weights)}, labels=False, fixed_heads=True,
+            mixers={"mamba2": MAMBA_TENSORS}, labels=False, fixed_heads=True,
         )
     ),
 )  # fmt: skip

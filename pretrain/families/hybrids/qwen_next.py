@@ -74,11 +74,9 @@ def _read(fields: Fields) -> dict[str, Any]:
         raise refusal("full_attention_interval", every, "must be 1 or more")
     usual = [LINEAR if (number + 1) % every else FULL for number in range(layers)]
     shared = fields.integer("shared_expert_intermediate_size", 512)
-    width = fields.integer("moe_intermediate_size", 512)
-    if shared < 1 or width < 1 or shared % width:
-        why = f"only a multiple of moe_intermediate_size={width} can be represented"
-        raise refusal("shared_expert_intermediate_size", shared, why)
-    values["experts"] |= {"shared": shared // width, "shared_gate": True}
+    values["experts"] |= {"shared": 1, "shared_gate": True}
+    if shared != fields.integer("moe_intermediate_size", 512):
+        values["experts"]["shared_width"] = shared
     values["experts"]["normalize"] = fields.flag("norm_topk_prob", True)
     delta = fields.read(_SIZE_KEYS) | {"negative_eigenvalues": False}
     delta["norm_eps"] = fields.number("rms_norm_eps", 1e-6)
@@ -88,11 +86,10 @@ def _read(fields: Fields) -> dict[str, Any]:
 def _write(config: ModelConfig) -> dict[str, Any]:
     stack = config.last_stack
     sizes = stack.delta.sizes(stack.width, stack.heads)
-    shared = stack.experts.shared if stack.experts else 0
     return _HOOKS["write"](config) | {
         **{key: getattr(sizes, ours) for key, (ours, _) in _SIZE_KEYS.items()},
         "intermediate_size": stack.ff_width,
-        "shared_expert_intermediate_size": shared * stack.expert_width,
+        "shared_expert_intermediate_size": stack.shared_width,
         "layer_types": write_mixers(stack, _KINDS),
     }
 
@@ -102,7 +99,7 @@ def _modules(config: ModelConfig) -> dict[str, Any]:
     stack = config.last_stack
     if stack.experts is None or not stack.experts.shared:
         return modules
-    hidden = stack.experts.shared * stack.expert_width
+    hidden = stack.shared_width
     shared = "mlp.shared_expert"
     return modules | {
         "feedforward.shared.gate_up": {f"{shared}.gate_proj": hidden, f"{shared}.up_proj": hidden},

@@ -150,7 +150,7 @@ class MixtureOfExperts(nn.Module):
         else:
             self.up = GroupedLinear(experts.count, config.width, width, config.bias)
         self.down = GroupedLinear(experts.count, width, config.width, config.bias)
-        self.shared = FeedForward(config, experts.shared * width) if experts.shared else None
+        self.shared = FeedForward(config, config.shared_width) if experts.shared else None
         self.shared_gate = nn.Linear(config.width, 1, bias=False) if experts.shared_gate else None
         self.gate = Gate(config)
         # With experts over ranks, what sends rows to their experts (`expert_parallel.py`).

@@ -18,7 +18,8 @@ REGISTERED = {
     "GraniteForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "OlmoForCausalLM",
     "Olmo2ForCausalLM", "Olmo3ForCausalLM", "OlmoeForCausalLM", "PhiForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM",
     "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM", "BambaForCausalLM",
-    "Lfm2ForCausalLM",    "OlmoHybridForCausalLM", "Qwen3NextForCausalLM",
+    "Lfm2ForCausalLM",
+    "GraniteMoeHybridForCausalLM",    "OlmoHybridForCausalLM", "Qwen3NextForCausalLM",
 }  # fmt: skip
 """Classes with a loader of vLLM's own."""
 BY_TRANSFORMERS = {"SmolLM3ForCausalLM"}

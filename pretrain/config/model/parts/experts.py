@@ -18,8 +18,7 @@ def weights(stack: StackConfig, experts: ExpertsConfig, name: str) -> Weights:
         else:
             yield weight._replace(shape=(experts.count * weight.shape[0],))
     if experts.shared:
-        hidden = experts.shared * stack.expert_width
-        yield from feedforward.weights(stack, f"{name}.shared", hidden)
+        yield from feedforward.weights(stack, f"{name}.shared", stack.shared_width)
     if experts.shared_gate:
         yield from linear(f"{name}.shared_gate", stack.width, 1, False, "feedforward")
 
@@ -47,7 +46,7 @@ def kept(batch: MicroBatch, stack: StackConfig, experts: ExpertsConfig) -> Kept:
     whole = routed + experts.top_k * (2 * row + inside.whole)
     products = experts.count * STATISTIC + experts.top_k * (row + inside.products)
     if experts.shared:
-        inside = feedforward.kept_inside(batch, stack, experts.shared * stack.expert_width)
+        inside = feedforward.kept_inside(batch, stack, stack.shared_width)
         whole += inside.whole
         products += inside.products + row
         # The result that a gate multiplies, and the gate.
@@ -58,7 +57,8 @@ def kept(batch: MicroBatch, stack: StackConfig, experts: ExpertsConfig) -> Kept:
 
 def num_values(stack: StackConfig, experts: ExpertsConfig) -> int:
     """Returns the values of the matrices of all experts, of which autocast makes copies."""
-    return (experts.count + experts.shared) * feedforward.num_values(stack, stack.expert_width)
+    routed = experts.count * feedforward.num_values(stack, stack.expert_width)
+    return routed + feedforward.num_values(stack, stack.shared_width)
 
 
 def routed_bytes(stack: StackConfig, experts: ExpertsConfig, tokens: int, compute: int) -> tuple[int, int]:

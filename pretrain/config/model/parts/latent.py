@@ -1,7 +1,8 @@
 """Latent attention (`model.decoder.latent`)."""
 
+from pretrain.config.model.latent_attention import LatentConfig
 from pretrain.config.model.parts.counts import STATISTIC, FlopCounter, Kept, MicroBatch, NamedWeight, Weights, linear
-from pretrain.config.model.stack import LatentConfig, StackConfig
+from pretrain.config.model.stack import StackConfig
 
 
 def weights(stack: StackConfig, latent: LatentConfig, name: str) -> Weights:

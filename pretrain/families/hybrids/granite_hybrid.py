@@ -1,0 +1,126 @@
+"""Granite 4 (Granite team 2025): Mamba-2, some attention without positions, experts beside a dense layer."""
+
+from dataclasses import replace
+from typing import Any
+
+from pretrain.config.model import ModelConfig
+from pretrain.families.config_json import Fields
+from pretrain.families.decoders.granite import GRANITE_KEYS, read_factors, write_factors
+from pretrain.families.decoders.llama import LLAMA_STACK
+from pretrain.families.dialect import LLAMA_MODULES, Dialect, decoder_family
+from pretrain.families.family import Weight
+from pretrain.families.hybrids.bamba import MAMBA_TENSORS, read_mamba, write_mamba
+from pretrain.families.mixer_keys import LINEAR, read_mixers, write_mixers
+from pretrain.families.sizes import Architecture
+
+_GRANITE4 = Architecture(
+    ("decoder",),
+    LLAMA_STACK | {"position": "none", "residual_scale": 0.22},
+    {"max_seq_len": 131072, "tied_embeddings": True, "embedding_scale": 12.0},
+)
+"""Granite team 2025 (Granite 4.0), as released: no positions, and the constant factors of Granite 3."""
+_SIZES = {
+    "granitemoehybrid-tiny": _GRANITE4.size(
+        2, 96, 4, 80, max_seq_len=128, kv_heads=2, score_factor=0.125,
+        mixers=["mamba2", "attention"],
+        mamba2={"heads": 6, "head_width": 32, "state_width": 12, "groups": 2},
+        experts={"count": 4, "top_k": 2, "shared": 1, "shared_width": 56, "balance_weight": 0.001},
+    ).over(head={"scale": 1 / 8}),
+}  # fmt: skip
+_KINDS = {LINEAR: "mamba2", "mamba": "mamba2"}
+_INPUTS, _OUTPUTS = (f"block_sparse_moe.{part}_linear" for part in ("input", "output"))
+
+
+def _read(fields: Fields) -> dict[str, Any]:
+    layers = fields.integer("num_hidden_layers", 32)
+    key = "layers_block_type" if "layers_block_type" in fields.values else "layer_types"
+    values = {
+        "mixers": read_mixers(fields, [LINEAR] * layers, _KINDS, key),
+        "mamba2": read_mamba(fields, 1e-6),
+        **_read_experts(fields),
+        **read_factors(fields),
+    }
+    if "mamba2" not in values["mixers"]:
+        del values["mamba2"]
+    if fields.values.get("position_embedding_type") != "rope":
+        fields.values |= {"rope_parameters": None, "rope_scaling": None, "rope_theta": 10000.0}
+        values["position"] = "none"
+    return values
+
+
+def _read_experts(fields: Fields) -> dict[str, Any]:
+    shared = fields.integer("shared_intermediate_size", 1024)
+    count = fields.integer("num_local_experts", 8)
+    if not count:
+        return {"ff_width": shared}
+    weight = fields.number("router_aux_loss_coef", 0.001)
+    return {
+        "experts": {
+            "count": count,
+            "top_k": fields.integer("num_experts_per_tok", 2),
+            "shared": 1,
+            "shared_width": shared,
+            **({"balance_weight": weight} if weight > 0 else {"balance": "none"}),
+        }
+    }
+
+
+def _write(config: ModelConfig) -> dict[str, Any]:
+    stack = config.last_stack
+    experts = stack.experts
+    values = {
+        "num_local_experts": experts.count if experts else 0,
+        "shared_intermediate_size": stack.shared_width or stack.ff_width,
+        "layer_types": write_mixers(stack, {LINEAR: "mamba2"}),
+        "position_embedding_type": "rope" if stack.is_rotary else None,
+        **write_mamba(stack),
+        **write_factors(config),
+    }
+    if experts:
+        values |= {"intermediate_size": stack.expert_width, "num_experts_per_tok": experts.top_k}
+        loss = experts.balance == "loss"
+        values["router_aux_loss_coef"] = experts.balance_weight if loss else 0.0
+    return values
+
+
+def _modules(config: ModelConfig) -> dict[str, Any]:
+    stack = config.last_stack
+    experts = stack.experts
+    dense = "feedforward.shared" if experts else "feedforward"
+    modules: dict[str, Any] = {
+        **{ours: theirs for ours, theirs in LLAMA_MODULES.items() if "feedforward." not in ours},
+        f"{dense}.gate_up": {"shared_mlp.input_linear": 2 * (stack.shared_width or stack.ff_width)},
+        f"{dense}.down": {"shared_mlp.output_linear": stack.width},
+    }
+    if experts:
+        of_all = {"gate_up": (_INPUTS, 2 * stack.expert_width), "down": (_OUTPUTS, stack.width)}
+        for ours, (theirs, rows) in of_all.items():
+            modules[f"feedforward.{ours}"] = {theirs: experts.count * rows}
+        modules["feedforward.router"] = {"block_sparse_moe.router.layer": experts.count}
+    return modules
+
+
+def _weights(config: ModelConfig) -> list[Weight]:
+    """Returns the weights of the table; of experts theirs are [E, outputs, inputs], as ours."""
+    experts = config.last_stack.experts
+    weights = _FAMILY.weights(config)
+    if experts is None:
+        return weights
+    width, hidden = config.last_stack.width, config.last_stack.expert_width
+    shapes = {
+        "feedforward.gate_up.weight": (experts.count, 2 * hidden, width),
+        "feedforward.down.weight": (experts.count, width, hidden),
+    }
+    inner = [weight.ours.split(".", 3)[-1] for weight in weights]
+    pairs = zip(weights, inner, strict=True)
+    return [replace(one, shape=shapes[name]) if name in shapes else one for one, name in pairs]
+
+
+_FAMILY = decoder_family(
+    Dialect(
+        model_type="granitemoehybrid", name="GraniteMoeHybrid", sizes=_SIZES, labels=False,
+        fixed_heads=True, biases=("attention_bias",), tokens={"bos": 1, "eos": 2}, more=GRANITE_KEYS,
+        read=_read, write=_write, modules=_modules, mixers={"mamba2": MAMBA_TENSORS},
+    )
+)  # fmt: skip
+FAMILIES = (replace(_FAMILY, weights=_weights),)
