@@ -1,7 +1,7 @@
 """Loss of ranks of one run, at random: recovered inside the job, or by the same command again.
 
     python -m benchmarks.recovery [--losses 30] [--ranks 2] [--stage 2] [--seed 1] [--arms spare restart]
-    python -m benchmarks.recovery --cost 4
+    python -m benchmarks.recovery --copies 40
 
     whole     the run, which nobody interrupts
     spare     `run.recover=spare`: a random rank is killed at a random moment; of each eight losses one is a SIGSTOP,
@@ -13,13 +13,14 @@ CPU seconds are of all processes over that time. Then: whether ledger and weight
 descriptors, threads and resident memory of the launcher after the first recovery and the last; and the time that losses
 took of the run. Losses come every 8 steps, and a checkpoint every 4. Linux only.
 
-With `--cost` nothing is lost: CPU seconds of 24 steps, 3.3M parameters and 1,024 tokens a rank, with `run.recover` and
-copies of the state in memory every 10 steps and every step, against those without, in as many rounds in turn.
+With `--copies` nothing is lost: CPU time of so many copies of the state in memory, of the thread that takes steps, and
+with the thread that writes them.
 """
 
 import argparse
 import filecmp
 import json
+import math
 import os
 import random
 import signal
@@ -28,15 +29,23 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from benchmarks.common import ROOT, Timing, print_row, ratio
+import torch
+
+from benchmarks.common import ROOT, print_row
 from benchmarks.start import cpu_s, descendants
 from pretrain.checkpoint.format import list_checkpoints
+from pretrain.checkpoint.memory_copies import MemoryCopies
+from pretrain.checkpoint.state import TrainState
+from pretrain.dist import World
 from pretrain.run.folder import RunDir
+from pretrain.run.recovery import Recovery
 from pretrain.tracking.audit import compare
+from pretrain.types import Fragment
 from pretrain.utils.jsonl import last_row
 from pretrain.utils.process import rank_of_process
 
@@ -220,27 +229,37 @@ def drill(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
     return figures
 
 
-def cost(folder: Path, asked: argparse.Namespace) -> dict[str, Any]:
-    """Measures steps with copies against those without; returns ratios of CPU time and their intervals."""
-    larger = [
-        "model={preset: llama-tiny, decoder: {width: 256, layers: 4}}",
-        "batch.global_tokens=2048",
-        "batch.micro=4",
-    ]
-    items = [*larger, "train={steps: 25}", "checkpoint.every_steps=0"]
-    every = {"off": [], "none": [], **{f"every {n}": [f"run.recover_every_steps={n}"] for n in (10, 1)}}
-    spents: dict[str, list[Timing]] = {name: [] for name in every}
-    for number in range(asked.cost):
-        for name in random.Random(number).sample(list(every), len(every)):
-            recover = [] if name == "off" else ["run.recover=spare"]
-            job = Job(folder, f"{name.replace(' ', '-')}-{number}", asked, *items, *recover, *every[name])
-            job.wait_for(1, 1)
-            begun, before = time.monotonic(), spent()
-            if job.launcher.wait():
-                raise SystemExit(f"{job.run.path}: exit code {job.launcher.returncode}")
-            spents[name].append(Timing(spent() - before, time.monotonic() - begun))
-    ratios = {name: str(ratio(values, spents["off"])) for name, values in spents.items() if name != "off"}
-    return {"off_cpu_s": round(statistics.median(one.cpu_s for one in spents["off"]), 2), "ratios": ratios}
+class Store:
+    """Fragments of a rank: 40 matrices with two moments, 19.7 MB."""
+
+    def __init__(self) -> None:
+        self._tensors = {f"{number}": torch.ones(256 * 160) for number in range(40)}
+
+    def owned_fragments(self) -> Iterator[Fragment]:
+        """Yields what this rank copies."""
+        for name, tensor in self._tensors.items():
+            yield Fragment(name, 0, (256, 160), dict.fromkeys(("weight", "exp_avg", "exp_avg_sq"), tensor))
+
+    def scalars(self) -> dict[str, float]:
+        """None."""
+        return {}
+
+
+def measure_copies(count: int) -> dict[str, Any]:
+    """Measures copies in memory; returns milliseconds of CPU time for each megabyte, and the seconds of the step's."""
+    torch.set_num_threads(1)
+    store, waits, spents = Store(), [], []
+    num_bytes = 3 * 4 * sum(math.prod(fragment.shape) for fragment in store.owned_fragments())
+    with tempfile.TemporaryDirectory(dir="/dev/shm") as folder:
+        copies = MemoryCopies(Recovery(0, memory=folder), World(0, 1, 0), 1)
+        for step in range(1, count + 1):
+            before, begun = time.process_time(), time.thread_time()
+            copies.take(store, TrainState(step=step))
+            waits.append(time.thread_time() - begun)
+            copies.finish()
+            spents.append(time.process_time() - before)
+    figures = {"of_the_step_ms_a_mb": waits, "all_threads_ms_a_mb": spents}
+    return {name: round(1e3 * statistics.median(values) / (num_bytes / 1e6), 3) for name, values in figures.items()}
 
 
 def main() -> None:
@@ -251,15 +270,17 @@ def main() -> None:
     parser.add_argument("--stage", type=int, default=2)
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--arms", nargs="*", choices=["spare", "restart"], default=["spare", "restart"])
-    parser.add_argument("--cost", type=int, default=0)
+    parser.add_argument("--copies", type=int, default=0)
     asked = parser.parse_args()
+    if asked.copies:
+        print_row("copies of the state in memory", measure_copies(asked.copies), ("torch",))
+        return
     with tempfile.TemporaryDirectory(prefix="pretrain-recovery-") as name:
         texts = sorted(str(path) for path in (ROOT / "docs").glob("*.md"))
         words = ["prepare", *texts, "--output", f"{name}/data", "--vocab-size", "512", "--split", "tail:0.02"]
         subprocess.run([sys.executable, "-m", "pretrain", *words], check=True, cwd=ROOT, stdout=subprocess.DEVNULL)
-        figures = (cost if asked.cost else drill)(Path(name), asked)
-    question = "cost of recovery" if asked.cost else "recovery"
-    print_row(f"{question}, {asked.ranks} ranks, ZeRO {asked.stage}", figures, ("torch", "deepspeed"))
+        figures = drill(Path(name), asked)
+    print_row(f"recovery of {asked.ranks} ranks, ZeRO {asked.stage}", figures, ("torch", "deepspeed"))
 
 
 if __name__ == "__main__":

@@ -74,8 +74,7 @@ class MemoryCopies:
         """Begins a copy where one is due; waits for the one before."""
         if state.step % self._every_steps:
             return
-        if self._writing is not None:
-            self._warn(self._writing.exception())
+        self.finish()
         self._steps.append(state.step)
         stale, self._steps = self._steps[:-COPIES], self._steps[-COPIES:]
         for step in stale:
@@ -84,6 +83,11 @@ class MemoryCopies:
             self._tidy(self._own)  # all ranks have a copy of this world
         snapshot = Snapshot(store, self._host)
         self._writing = start_thread(partial(self._write, snapshot, state))
+
+    def finish(self) -> None:
+        """Waits for the copy that is being written, whose failure is a warning."""
+        if self._writing is not None:
+            self._warn(self._writing.exception())
 
     def _warn(self, error: BaseException | None) -> None:
         if error is None or self._has_failed:

@@ -15,13 +15,15 @@ import time
 from dataclasses import asdict, dataclass
 from typing import Any
 
-from pretrain.errors import ConfigError, DiskError
+from pretrain.errors import EXIT_BUG, EXIT_UNAVAILABLE, ConfigError, DiskError
 from pretrain.run.folder import RECOVERY, RunDir, change_record
 from pretrain.utils.safe_read import parse_json
 
 log = logging.getLogger(__name__)
 
 _VARIABLE = "PRETRAIN_RECOVERY"
+MAY_REPEAT = (EXIT_BUG, EXIT_UNAVAILABLE)
+"""Exit codes of ranks that are replaced after a first step: those of a bug, and of too little memory."""
 COPIES = 3
 """Copies in memory at once (`run.recover_every_steps`), the one being written included."""
 

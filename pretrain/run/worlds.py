@@ -16,9 +16,9 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Literal
 
-from pretrain.errors import EXIT_BUG, EXIT_HANG, EXIT_UNAVAILABLE, EXITS_INTERRUPTED, LaunchError, PretrainError
+from pretrain.errors import EXIT_HANG, EXITS_INTERRUPTED, LaunchError, PretrainError
 from pretrain.run.folder import RunDir
-from pretrain.run.recovery import Recovery
+from pretrain.run.recovery import MAY_REPEAT, Recovery
 from pretrain.utils.jsonl import last_row
 
 SHARED_MEMORY = "/dev/shm"
@@ -70,9 +70,8 @@ class Worlds:
 
         `code` is negative for a signal; `main_pid` is the process of rank 0.
         """
-        may_repeat = code in (EXIT_BUG, EXIT_UNAVAILABLE)
         is_lost = code == EXIT_HANG or (code < 0 and 128 - code not in EXITS_INTERRUPTED)
-        if not is_lost and not (may_repeat and self._has_stepped(main_pid)):
+        if not is_lost and not (code in MAY_REPEAT and self._has_stepped(main_pid)):
             return False
         if len(self._steps) < MOST or self._run.last_step() - self._steps[-MOST] >= WITHIN_STEPS:
             return True

@@ -36,7 +36,7 @@ from pretrain.report.metric_columns import read_tables
 from pretrain.report.series import make_course
 from pretrain.run.folder import RECOVERY, RunDir, end_attempt
 from pretrain.run.heartbeat import Progress
-from pretrain.run.recovery import Recovery, read_recovery
+from pretrain.run.recovery import MAY_REPEAT, Recovery, read_recovery
 from pretrain.run.stop import StopFlag
 from pretrain.run.watchdog import Watchdog
 from pretrain.tracking.meter import FOLDER
@@ -127,12 +127,14 @@ def run_training(config: RunConfig, world: World, stop: StopFlag | None = None) 
                 return _train(claim, world, stop, progress)
         except Exception as error:
             stop.arm()  # else a signal of the launcher ends this process before the report
-            hang = _find_lost(error, watchdog, is_replaced=read_recovery().is_on)
+            recovery = read_recovery()
+            hang = _find_lost(error, watchdog, is_replaced=recovery.is_on)
             _note_failure(claim, hang or error)
             if hang is not None:
                 raise hang from error
             code = error.exit_code if isinstance(error, PretrainError) else EXIT_BUG
-            watchdog.tell(code, str(error))
+            if not (recovery.is_on and code in MAY_REPEAT):  # else its peers would end before it
+                watchdog.tell(code, str(error))
             raise
         finally:
             for store in claim.stores:

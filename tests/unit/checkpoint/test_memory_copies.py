@@ -28,8 +28,7 @@ class Ranks:
             for world, copies in list(zip(self.worlds, self.copies, strict=True))[:ranks]:
                 copies.take(Share(step, world), replace(state_of(step), skips=skips))
         for copies in self.copies[:ranks]:
-            if copies._writing is not None:
-                copies._writing.exception()
+            copies.finish()
 
 
 def load(folder: Path, after_step: int = 0, skips: tuple[tuple[int, int], ...] = ()) -> int | None:

@@ -91,7 +91,7 @@ def test_copies_in_memory_are_taken_beside_the_saves_of_steps_that_others_follow
     for _ in range(6):
         steps.take(is_last=steps.step == 5)
     copies = steps.saving.checkpoints.copies
-    assert copies._writing.result() is None
+    copies.finish()
     assert [path.name for path in sorted(tmp_path.glob("memory/*/*"))] == ["step-00000002", "step-00000004"]
     assert copies.load(loaded := StandIn(-1), 0, ()) == state_of(4)
     assert loaded.values() == {4.0}
