@@ -1,4 +1,4 @@
-"""What a rank receives and does for all others in a save, by the number of ranks: simulated in one process, on a CPU.
+"""What ranks do for all others in a save and in a hang, by their number: simulated in one process, on a CPU.
 
     python -m benchmarks.ranks [--ranks 512 1024] [--rounds 5]
 
@@ -6,22 +6,32 @@ A rank's part of a save of llama3.1-70b at ZeRO 3: it reads the votes of all ran
 whole model; in the first save of a start, and in one after it, whose layouts are as before. The arm `each` is a vote
 that has shapes and counts of all parameters. CPU time, user and system, median of rounds; bytes that the rank receives,
 where each vote is as long as the longest.
+
+A job that stands still: CPU seconds of the store, a process of its own, for each second, in which each rank talks to it
+once; and heartbeats that are read. The arm `each` is one whose ranks all read all heartbeats. Linux only.
 """
 
 import argparse
 import json
 import math
+import multiprocessing
+import os
 import statistics
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
+
+import torch.distributed as td
 
 from benchmarks.common import print_row
 from pretrain import dist
 from pretrain.checkpoint.layouts import AgreedLayouts, FileLayout, LayoutVote, check_complete
 from pretrain.config.load import load_config
 from pretrain.plan.params import parameter_shapes
+from pretrain.run import heartbeat
+from pretrain.run.heartbeat import Board, Messenger, Progress, Pulse
 from pretrain.utils.io import CRC_CHUNK_BYTES, FileRecord
 from pretrain.utils.safe_read import parse_json
 
@@ -90,6 +100,44 @@ def measure(num_ranks: int, rounds: int) -> dict[str, float]:
     return figures | {"layouts": len(contents)}
 
 
+def answer(port: Any) -> None:
+    """Keeps a store until this process is ended; a process of its own."""
+    store = td.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+    port.send(store.port)
+    port.recv()
+
+
+def cpu_s_of(pid: int) -> float:
+    """Returns the CPU seconds of another process."""
+    words = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    return (int(words[11]) + int(words[12])) / os.sysconf("SC_CLK_TCK")
+
+
+def measure_hang(num_ranks: int, rounds: int) -> dict[str, float]:
+    """Returns the CPU seconds of the store for each second of a job that stands still, and heartbeats read in it."""
+    ours, theirs = multiprocessing.Pipe()
+    process = multiprocessing.get_context("fork").Process(target=answer, args=(theirs,), daemon=True)
+    process.start()
+    board = Board("127.0.0.1", ours.recv())
+    read, num_read = board.read, [0]
+    board.read = lambda ranks: (beats := read(ranks), num_read.__setitem__(0, num_read[0] + len(beats)))[0]
+    figures: dict[str, float] = {}
+    for arm, turns in (("each", num_ranks), ("turns", heartbeat.TURNS)):
+        heartbeat.TURNS = turns
+        pulses = [Pulse(Progress(), rank, 600.0, lambda: 0) for rank in range(num_ranks)]
+        ranks = [Messenger(pulse, rank, num_ranks, ("", 0), 0) for rank, pulse in enumerate(pulses)]
+        for seconds in range(1 + rounds):
+            if seconds == 1:
+                begun, num_read[0] = cpu_s_of(process.pid or 0), 0
+            for messenger in ranks:
+                messenger.observe(True, purpose=arm)
+                messenger._round(board)
+        spent = cpu_s_of(process.pid or 0) - begun
+        figures |= {f"{arm}_store_cpu_s": round(spent / rounds, 3), f"{arm}_read": num_read[0] // rounds}
+    process.terminate()
+    return figures
+
+
 def main() -> None:
     """Measures, and prints a row a number of ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -98,6 +146,7 @@ def main() -> None:
     asked = parser.parse_args()
     for num_ranks in asked.ranks:
         print_row(f"votes of a save on {num_ranks} ranks", measure(num_ranks, asked.rounds), ("torch",))
+        print_row(f"a second of a hang on {num_ranks} ranks", measure_hang(num_ranks, asked.rounds), ("torch",))
 
 
 if __name__ == "__main__":

@@ -219,6 +219,10 @@ class Board:
         beats = map(Beat.from_json, self._store.multi_get(present) if present else [])
         return [beat for beat in beats if beat is not None]
 
+    def take_turn(self, key: str, expected: str, mine: str) -> str:
+        """Writes `mine` if a turn has the expected value, "" of none; returns its value then."""
+        return self._store.compare_set(key, expected, mine).decode(errors="replace")
+
     def verdict(self) -> Verdict | None:
         """Returns the verdict, if there is one."""
         is_there = self._store.check(["verdict"])
@@ -241,6 +245,8 @@ def num_collectives() -> int:
 
 
 BEAT_S = 1.0
+TURNS = 8
+"""Ranks that read all heartbeats of a job that stands still: all of one node's."""
 
 
 class Messenger:
@@ -248,18 +254,28 @@ class Messenger:
 
     The thread may be abandoned in a call that never returns; its results so far are read from
     other threads. `store_rank` keeps the store; None: the launcher does.
+
+    Of the ranks that observe the others only a few read all heartbeats, or the store would have to
+    answer ranks x ranks questions a second: each of `TURNS` keys has the rank whose turn it is,
+    which writes another number beside itself every second. A number that stays lets the next rank
+    in, whose observation begins then. The others wait for a verdict.
     """
 
     def __init__(
         self, pulse: Pulse, rank: int, world_size: int, address: tuple[str, int], store_rank: int | None
     ) -> None:
         self._pulse = pulse
+        self._rank = rank
         self._address = address
         self._others = [other for other in range(world_size) if other != rank]
         self._always = [other for other in self._others if other == store_rank]
         self._seen: dict[int, tuple[Beat, float]] = {}
         self._observing_since: float | None = None
         self._read_all_at = 0.0
+        self._purpose = ""
+        self._turn: tuple[str, str] | None = None  # key and value, while it is this rank's turn
+        self._num_turns = 0
+        self._turn_of_another = ("", 0.0)  # value, and when it was new
         self._answered_at: float | None = None
         self._outgoing: Verdict | None = None
         self._answered = threading.Event()
@@ -288,28 +304,37 @@ class Messenger:
             return 0.0
         return max(0.0, time.monotonic() - self._answered_at - BEAT_S)
 
-    def observe(self, wanted: bool, anew: bool = False) -> float:
+    def observe(self, wanted: bool, anew: bool = False, purpose: str = "limit") -> float:
         """Reads the heartbeats of all ranks from now on, or no longer; returns for how long.
 
-        `anew` restarts the clock, as after a stop of this process itself.
+        `anew` restarts the clock, as after a stop of this process itself. Ranks take turns with
+        those of the same purpose, whose verdict is theirs.
         """
+        self._purpose = purpose
         if not wanted:
             self._observing_since = None
         elif self._observing_since is None or anew:
-            self._observing_since = now = time.monotonic()
-            seen = dict(self._seen)  # a copy: the thread adds to it
-            self._seen = {rank: (beat, now) for rank, (beat, _) in seen.items()}
+            self._observing_since = time.monotonic()
+            self._forgive()
         return 0.0 if self._observing_since is None else time.monotonic() - self._observing_since
+
+    def _forgive(self) -> None:
+        """Counts the silence of all ranks from now on."""
+        now = time.monotonic()
+        seen = dict(self._seen)  # a copy: the thread adds to it
+        self._seen = {rank: (beat, now) for rank, (beat, _) in seen.items()}
 
     @property
     def has_watched(self) -> bool:
         """Whether a rank without a heartbeat since the observation began would be known by now.
 
-        By the answers to this rank, not by its clock: on a busy machine they come late. True too
-        where none can come: the store has never answered, or does no longer.
+        By the answers to this rank, not by its clock: on a busy machine they come late. Never of a
+        rank whose turn it is not.
         """
-        if self._answered_at is None or self.silent_s() >= SILENT_S:
+        if not self._others:
             return True
+        if self._turn is None or self._answered_at is None:
+            return False
         has_read_all = self._read_all_at >= (self._observing_since or math.inf)
         return has_read_all and self._answered_at - self._read_all_at >= SILENT_S
 
@@ -342,11 +367,12 @@ class Messenger:
     def _round(self, board: Board) -> None:
         board.publish(self._pulse.beat())
         since = self._observing_since
-        for beat in board.read(self._always if since is None else self._others):
+        reads_all = self._take_turn(board) if since is not None else self._end_turn(board)
+        for beat in board.read(self._others if reads_all else self._always):
             earlier = self._seen.get(beat.rank)
             if earlier is None or earlier[0].number != beat.number:
                 self._seen[beat.rank] = (beat, time.monotonic())
-        if since is not None and self._read_all_at < since:
+        if reads_all and self._read_all_at < (since or 0.0):
             self._read_all_at = time.monotonic()
         outgoing = self._outgoing  # read once: another thread may set it during this round
         if outgoing is not None and self.verdict is None:
@@ -356,6 +382,40 @@ class Messenger:
         if outgoing is not None:
             self._answered.set()
         self._answered_at = time.monotonic()
+
+    def _take_turn(self, board: Board) -> bool:
+        """Keeps this rank's turn, or takes one of a rank that is gone; returns whether it has one."""
+        if len(self._others) < TURNS:
+            self._turn = ("", "")  # each rank has one, which needs no key
+            return True
+        key = f"turn-{self._purpose}-{self._rank % TURNS}"
+        if self._turn is not None and self._turn[0] != key:
+            self._end_turn(board)
+        self._num_turns += 1
+        mine = f"{self._rank}: {self._num_turns}"
+        value, seen_at = self._turn_of_another
+        is_stale = time.monotonic() - seen_at >= SILENT_S
+        expected = value if is_stale else ""
+        if self._turn is not None:
+            expected = self._turn[1]
+        now_there = board.take_turn(key, expected, mine)
+        if now_there != mine:
+            self._turn = None
+            if now_there != value:
+                self._turn_of_another = (now_there, time.monotonic())
+            return False
+        if self._turn is None:
+            self._read_all_at = 0.0
+            self._forgive()
+        self._turn = (key, mine)
+        return True
+
+    def _end_turn(self, board: Board) -> bool:
+        """Lets another rank have the turn; returns False: this one has none."""
+        turn, self._turn = self._turn, None
+        if turn is not None and turn[0]:
+            board.take_turn(*turn, "")
+        return False
 
 
 def _listens(address: tuple[str, int]) -> bool:

@@ -14,7 +14,8 @@ timeout is longer, as it names no rank. The verdict is a pure function of the he
     all in the same place                 ->  no culprit: every rank reports its position
 
 A heartbeat takes 0.2 ms of another thread, once a second. While the job moves, a rank reads one
-heartbeat besides its own, so that the load of the store grows linearly with the number of ranks.
+heartbeat besides its own, and where it hangs a few ranks read all, so that the load of the store
+grows linearly with the number of ranks.
 """
 
 import contextlib
@@ -196,13 +197,17 @@ class Watchdog:
         self._is_failing = True
         messenger = self._messenger
         started = time.monotonic()
-        messenger.observe(True, anew=True)
-        while not messenger.is_refused and messenger.verdict is None:
-            if time.monotonic() - started >= OBSERVE_S and messenger.has_watched:
-                break
+        messenger.observe(True, anew=True, purpose="loss")
+        of_store = None
+        while not messenger.is_refused and messenger.verdict is None and of_store is None:
+            if time.monotonic() - started >= OBSERVE_S:
+                of_store = self._judge_store()
+                if messenger.has_watched:
+                    break
             time.sleep(TICK_S)
         since = time.monotonic()
-        verdict = messenger.verdict or self._judge_store() or self._publish(self._judge_lost())
+        verdict = messenger.verdict or of_store or self._judge_store()
+        verdict = verdict or self._publish(self._judge_lost())
         self._let_others_read(since)
         return verdict
 
@@ -240,9 +245,12 @@ class Watchdog:
                 # Heartbeats of all ranks are read only shortly before the limit, long enough to
                 # miss one.
                 observed = self._messenger.observe(stalled > limit - OBSERVE_S, anew=was_stopped)
-                if stalled > limit and observed > OBSERVE_S and self._messenger.has_watched:
-                    standings = self._messenger.standings()
-                    self._end(self._judge_store() or judge(self._pulse.beat(), standings, self._world_size))
+                if stalled > limit and observed > OBSERVE_S:
+                    verdict = self._judge_store()
+                    if verdict is None and self._messenger.has_watched:
+                        standings = self._messenger.standings()
+                        verdict = judge(self._pulse.beat(), standings, self._world_size)
+                    self._end(verdict)
 
     def _judge_store(self) -> Verdict | None:
         """Returns the verdict where the store, or the rank that runs it, is at fault."""

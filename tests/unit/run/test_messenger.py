@@ -10,7 +10,8 @@ import torch.distributed as td
 
 from pretrain.run import heartbeat as boards
 from pretrain.run import heartbeat as messengers
-from pretrain.run.heartbeat import Beat, Board, Messenger, Progress, Pulse, Verdict
+from pretrain.run.heartbeat import SILENT_S, Beat, Board, Messenger, Progress, Pulse, Verdict
+from tests.helpers.clock import FakeClock
 from tests.helpers.waiting import LIMIT_S, pass_time, wait_until
 
 BEAT = Beat(1, "n1", 7, number=1, marks=2, collectives=3, phase="data", step=4, for_s=0.0, limit_s=600.0, stack=[])
@@ -121,3 +122,97 @@ def test_heartbeats_may_come_while_those_that_there_are_are_looked_through():
     messenger._seen = Coming({1: (BEAT, 0.0)})
     messenger.observe(True)
     assert messenger.standings()[1].beat == BEAT
+
+
+class SharedBoard:
+    """A board of many ranks in one process, which counts the heartbeats that are read."""
+
+    def __init__(self) -> None:
+        self.beats: dict[int, Beat] = {}
+        self.turns: dict[str, str] = {}
+        self.num_read = 0
+
+    def publish(self, beat: Beat) -> None:
+        self.beats[beat.rank] = beat
+
+    def read(self, ranks: Iterable[int]) -> list[Beat]:
+        found = [self.beats[rank] for rank in ranks if rank in self.beats]
+        self.num_read += len(found)
+        return found
+
+    def take_turn(self, key: str, expected: str, mine: str) -> str:
+        if self.turns.get(key, "") == expected:
+            self.turns[key] = mine
+        return self.turns[key]
+
+    def verdict(self) -> Verdict | None:
+        return None
+
+
+@pytest.fixture
+def clock(monkeypatch) -> FakeClock:
+    clock = FakeClock()
+    monkeypatch.setattr(messengers, "time", clock)
+    return clock
+
+
+def messengers_of(size: int) -> list[Messenger]:
+    """Ranks without threads."""
+    pulses = [Pulse(Progress(), rank, 600.0, lambda: 0) for rank in range(size)]
+    return [Messenger(pulse, rank, size, ("127.0.0.1", 1), 0) for rank, pulse in enumerate(pulses)]
+
+
+def beat(clock: FakeClock, board: SharedBoard, ranks: Iterable[Messenger], seconds: int) -> None:
+    """Lets the ranks talk to the store once a second."""
+    for _ in range(seconds):
+        for messenger in ranks:
+            messenger._round(board)
+        clock.sleep(1.0)
+
+
+def test_a_job_that_stands_still_is_read_by_a_few_of_its_ranks(clock):
+    size = 200
+    board, ranks = SharedBoard(), messengers_of(size)
+    beat(clock, board, ranks, 1)
+    board.num_read = 0
+    for messenger in ranks:
+        messenger.observe(True)
+    beat(clock, board, ranks, 5)
+    assert board.num_read <= 5 * (messengers.TURNS + 1) * size
+    watching = [messenger for messenger in ranks if messenger.has_watched]
+    assert len(watching) == messengers.TURNS
+    assert all(len(messenger.standings()) == size - 1 for messenger in watching)
+    for messenger in ranks:
+        messenger.observe(False)
+    beat(clock, board, ranks, 1)
+    assert set(board.turns.values()) == {""} and not any(messenger.has_watched for messenger in ranks)
+
+
+def test_a_rank_that_loses_its_turn_is_followed_by_one_that_begins_to_watch(clock):
+    size = 2 * messengers.TURNS
+    board, ranks = SharedBoard(), messengers_of(size)
+    for messenger in ranks:
+        messenger.observe(True)
+    beat(clock, board, ranks, 5)
+    assert [messenger.has_watched for messenger in ranks] == [True] * (size // 2) + [False] * (size // 2)
+    frozen, later = ranks[1], ranks[1 + messengers.TURNS]
+    others = [messenger for messenger in ranks if messenger is not frozen]
+    beat(clock, board, others, 5)
+    assert later._turn is not None and not later.has_watched
+    assert max(standing.silent_s for standing in later.standings().values()) < SILENT_S
+    beat(clock, board, others, 4)
+    silent = {rank for rank, standing in later.standings().items() if standing.silent_s >= SILENT_S}
+    assert later.has_watched and silent == {1}
+    frozen._round(board)
+    assert not frozen.has_watched
+
+
+def test_ranks_that_have_lost_one_do_not_wait_for_the_limit_of_those_that_have_not(clock):
+    size = 2 * messengers.TURNS
+    board, ranks = SharedBoard(), messengers_of(size)
+    for messenger in ranks[: size // 2]:
+        messenger.observe(True)
+    for messenger in ranks[size // 2 :]:
+        messenger.observe(True, purpose="loss")
+    beat(clock, board, ranks, 5)
+    assert all(messenger.has_watched for messenger in ranks)

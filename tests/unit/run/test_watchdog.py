@@ -7,6 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
+from pretrain.run import heartbeat
 from pretrain.run.heartbeat import LONG_FACTOR
 from pretrain.run.watchdog import LAST_WORDS_S, OBSERVE_S, STORE_GONE_S, STORE_STAYS_S, TICK_S
 from tests.unit.run.simulated import Rank, SimulatedJob
@@ -97,6 +98,17 @@ def test_a_hung_rank_is_named_and_shows_all_of_its_threads_and_those_that_wait_a
         assert shown == (rank == culprit), "faulthandler's stack, of the hung rank only"
         assert PHASE_S < job.ranks[rank].ended_at - began_to_wait(job.ranks[culprit]) < PHASE_S + FOUND_S
     assert " hang_in_data\n" in said(job)[0]
+
+
+@pytest.mark.parametrize(("culprit", "fault"), [(1, "freeze"), (2, "hang"), (1, "exit")])
+def test_one_rank_that_reads_all_heartbeats_finds_the_culprit_for_all(job, monkeypatch, culprit, fault):
+    """As in a job of many ranks."""
+    faults = {"freeze": Rank.freeze, "hang": hang_in_data, "exit": lambda rank: rank.exit(-9)}
+    monkeypatch.setattr(heartbeat, "TURNS", 1)
+    job.run(in_data(culprit, faults[fault]), PHASE_S)
+    for rank in job.ranks:
+        if rank.number != culprit:
+            assert rank.code == 76 and f"rank {culprit} ({HOST}, process " in said(job)[rank.number]
 
 
 def test_of_ranks_in_the_same_phase_the_one_that_has_not_begun_the_collective_is_named(job):
