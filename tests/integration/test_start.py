@@ -1,6 +1,8 @@
 """A start up to its first step: the modules that a process imports, and the importer of each heavy package."""
 
 import json
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -71,6 +73,15 @@ def noted(make_run: RunMaker, folder: Path, command: list[str], *overrides: str)
     done = run_cli(*arguments, cwd=folder, NOTED=str(folder))
     assert done.code == 0, done.stderr
     return [json.loads(path.read_text()) for path in sorted(folder.glob("[0-9].json"))]
+
+
+def test_the_help_comes_without_the_parser_of_configs():
+    """Every completion of a shell waits for the same imports."""
+    command = [sys.executable, "-X", "importtime", "-m", "pretrain", "--help"]
+    done = subprocess.run(command, check=True, capture_output=True, text=True)
+    names = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")]
+    assert not {"pydantic", "pydantic_core", "yaml", "numpy", "pretrain.run.folder"} & set(names)
+    assert len(names) <= 400
 
 
 @pytest.mark.parametrize(

@@ -17,9 +17,7 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from pretrain.errors import EXIT_USAGE, LaunchError
-from pretrain.run.folder import RunDir
 from pretrain.utils.io import make_dir
-from pretrain.utils.jsonl import read_rows
 from pretrain.utils.process import die_with
 from pretrain.utils.units import span
 
@@ -160,6 +158,9 @@ def measure_pace(steps: CommandSteps, train: list[str], config: "RunConfig") -> 
 
     A second call reads the rows of the first. Raises: as `fulfil`.
     """
+    from pretrain.run.folder import RunDir
+    from pretrain.utils.jsonl import rows_with
+
     name = f"{config.run.name}-pace"
     rows = f"tracking.log_every_steps={PACE_STEPS // 4}"
     only = [
@@ -171,6 +172,6 @@ def measure_pace(steps: CommandSteps, train: list[str], config: "RunConfig") -> 
     ]
     steps.check([*train, *only])
     metrics = RunDir(config.folder.with_name(name)).metrics
-    timed = [row["step_time_s"] for row in read_rows(metrics) if "loss" in row]
+    timed = [row["step_time_s"] for row in rows_with(metrics, "loss")]
     timed = timed[1:] or timed  # the first row has the start
     return float(sum(timed) / len(timed))
