@@ -118,8 +118,10 @@ CASES = {
     "images": IMAGES,
     "compiled, images": [*IMAGES, "engine.compile=true"],
     "decode": ["decode"],
+    "update": ["update"],
 }
-"""Overrides by name; `decode` is no training. Documents of a row are masked by `varlen`, which `auto` chooses.
+"""Overrides by name; `decode` is no training, and `update` is that of our own engine alone. Documents of a row are
+masked by `varlen`, which `auto` chooses.
 With WORLD_SIZE a case is rank 0 of so many: collectives have their sizes, and every rank holds what this one holds.
 `evaluation` counts a step and the second evaluation, after it."""
 
@@ -208,7 +210,7 @@ def run(folder: Path, overrides: list[str]) -> dict[str, list[float]]:
     shutil.rmtree(folder / "runs", ignore_errors=True)
     out = folder / "table.json"
     ranks = next((word.partition("=")[2] for word in overrides if word.startswith("WORLD_SIZE=")), "")
-    trains = overrides != CASES["decode"]
+    trains = overrides not in (CASES["decode"], CASES["update"])
     if "init.from=base" in overrides and not (folder / "base").exists():
         train_base(folder)
     words = [word for word in overrides if not word.startswith("WORLD_SIZE=")]

@@ -1,7 +1,7 @@
 """One run of `pretrain` on the dry CUDA runtime, in a process of its own: what a steady step asks of the device.
 
     LD_PRELOAD=libcuda.so.1 python -m tests.cuda_dry.case OUT STEP train CONFIG [OVERRIDES]
-    LD_PRELOAD=libcuda.so.1 python -m tests.cuda_dry.case OUT STEP decode
+    LD_PRELOAD=libcuda.so.1 python -m tests.cuda_dry.case OUT STEP decode | update
 
 Writes a table of the step, as JSON, to OUT; exits as the command does. With WORLD_SIZE above 1 it is rank 0 of ranks
 that are not there, and exits after the step: nobody writes their parts of a checkpoint. So does it with an optimizer in
@@ -11,28 +11,39 @@ host memory, which computes, but with gradients that nobody has.
 import ctypes
 import dataclasses
 import json
+import re
 import sys
 import traceback
 from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import torch
+from torch import nn
 from torch.distributed import TCPStore
 
-from pretrain.config.engine import PLAIN_ENGINE
+from pretrain.config.engine import PLAIN_ENGINE, EngineConfig
 from pretrain.config.model import ModelConfig
+from pretrain.config.optim import OptimConfig
 from pretrain.config.presets import expand_preset
-from pretrain.dist import leave
+from pretrain.dist import World, leave
+from pretrain.engine.replicated import TorchEngine
 from pretrain.generation.constraints import Constraints
 from pretrain.generation.sampling import stream
 from pretrain.model import build_model
+from pretrain.optim.build import build_optimizer
+from pretrain.optim.groups import group_parameters
 from pretrain.training import loop
 from pretrain.training.step import StepTotals
 
 OURS = ("pretrain/", "deepspeed/runtime/", "accelerate/", "torch/optim/")
 """Where a wait is looked for, from the innermost frame on: not in DeepSpeed's wrapper of torch.cuda."""
+
+
+BYTES = {"fp32": 4, "bf16": 2}
+"""Bytes of a value by Triton's name of its type."""
 
 
 class Counters:
@@ -158,13 +169,43 @@ def decode(counters: Counters, out: Path, step: int) -> None:
     out.write_text(json.dumps(counters.table(out)))
 
 
+def update(counters: Counters, out: Path, step: int) -> None:
+    """Updates 2^24 weights of four matrices in 16 bits, and counts one update of our own engine.
+
+    Bytes of its compiled kernel are those of its loads and stores of tensors, in Triton's code.
+    """
+    from torch._inductor.utils import run_and_get_code
+
+    module = nn.ParameterList(torch.zeros(2048, 2048) for _ in range(4))
+    groups, config = group_parameters(module), EngineConfig(kind="single")
+    optimizer = build_optimizer(groups, OptimConfig(lr=1e-3), torch.device("cuda"), fuses=config.fuses_update("cuda"))
+    accelerator = SimpleNamespace(prepare_model=lambda module, **_: module, device=torch.device("cuda"))
+    names = {id(weight): name for name, weight in module.named_parameters()}
+    engine = TorchEngine(module, names, optimizer, accelerator, config, 1.0, World(0, 1, 0))
+
+    def take() -> None:
+        for weight in module:
+            weight.grad = torch.zeros_like(weight)
+        engine.update(1e-3)
+
+    _, (code,) = run_and_get_code(take)
+    for _ in range(step):
+        take()
+    counters.reset()
+    take()
+    types = dict(re.findall(r"'(\w+_ptr\d+)': '\*(\w+)'", code))
+    moved = sum(BYTES[types[name]] for name in re.findall(r"tl\.(?:load|store)\((\w+) \+ \(x0\)", code))
+    out.write_text(json.dumps(counters.table(out) | {"compiled kernel: bytes a weight": [1, moved]}))
+
+
 def main() -> None:
     """Runs the command."""
     out, step, *arguments = sys.argv[1:]
     # The package hides this module by a function.
     sys.modules["torch.distributed.rendezvous"]._create_c10d_store = _store_of_one
-    if arguments == ["decode"]:
-        decode(Counters(), Path(out), int(step))
+    alone = {"decode": decode, "update": update}
+    if arguments[0] in alone:
+        alone[arguments[0]](Counters(), Path(out), int(step))
         return
     watch(Counters(), Path(out), int(step))
     from pretrain.__main__ import main as run
