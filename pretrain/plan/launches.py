@@ -54,8 +54,13 @@ def update_traffic(task: TrainingTask, layout: ParallelLayout, world_size: int, 
 
 LAUNCHES = {True: 34, False: 55}
 """Launches of a block in both passes, by whether it is compiled."""
-AGAIN, AROUND, A_TENSOR, A_STEP = 13, 85, 2, 40
-"""Launches of a block that is run again, of embedding and loss, of a tensor's update, of a step."""
+AGAIN, A_STEP = 13, 40
+"""Launches of a block that is run again, and of a step."""
+AROUND, A_TENSOR = {True: 50, False: 85}, {True: 0, False: 2}
+"""Launches of embedding and loss, and of a tensor, by whether our own engine steps flat masters.
+
+Others copy gradients to buckets, or cast weights; flat tensors take 28 an update, of any model.
+"""
 
 
 def count_launches(task: TrainingTask, layout: ParallelLayout, recompute: float, device: str) -> float:
@@ -63,9 +68,11 @@ def count_launches(task: TrainingTask, layout: ParallelLayout, recompute: float,
     if device == "cpu":
         return 0.0
     blocks = counts_of(task.model).num_blocks
-    each = LAUNCHES[layout.engine.compiles(device)] + AGAIN * recompute
+    engine = layout.engine
+    each = LAUNCHES[engine.compiles(device)] + AGAIN * recompute
     tensors = len(task.trained.names if task.trained else parameter_shapes(task.model))
-    return layout.accumulation * (blocks * each + AROUND) + A_TENSOR * tensors + A_STEP
+    of_passes = layout.accumulation * (blocks * each + AROUND[engine.has_masters])
+    return of_passes + A_TENSOR[engine.has_masters] * tensors + A_STEP
 
 
 def attention_kernel(task: TrainingTask, engine: EngineConfig) -> str:

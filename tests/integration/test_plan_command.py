@@ -113,7 +113,7 @@ def test_tables_of_search_and_sweep_fit_a_terminal_of_80_columns(tmp_path):
     result = run_light("plan", QUICKSTART, BATCH, *arguments, cwd=tmp_path, COLUMNS="80")
     assert result.code == 0
     tables = result.stdout[result.stdout.index("Layouts that fit") :]
-    assert "fastest first" in tables and "The first: engine.kind=deepspeed" in tables
+    assert "fastest first" in tables and "The first: engine.kind=auto" in tables
     assert "16 nodes: 16 rows a step do not divide over 32 ranks" in tables
     assert tables.isascii(), "rich cuts what is too wide off with an ellipsis"
 
@@ -122,7 +122,7 @@ def test_a_refused_batch_ends_the_search_for_layouts_with_an_error(tmp_path):
     asked = ["--gpus-per-node", "8", "--nodes", "2", "--search", "--time", "2d"]
     result = run_light("plan", QUICKSTART, BATCH, "--gpu", "h100", *asked, cwd=tmp_path)
     assert result.code == 64
-    assert "The first: engine.kind=deepspeed" in result.stdout and "must be a multiple" not in result.stdout
+    assert "The first: engine.kind=auto" in result.stdout and "must be a multiple" not in result.stdout
     (error,) = result.errors
     assert error.endswith("ranks 16 = 32768; use 32768, or batch.micro=1; no answer to --time before that")
 

@@ -13,11 +13,16 @@ TABLE = Path(__file__).parents[2] / "cuda_dry" / "torch-2.13.txt"
 LAUNCHED = ("kernel", "compiled kernel", "product 16 bits", "fill", "copy ")
 
 
-def counted(case):
-    """Kernels, products, fills and copies of a case of the table."""
+def rows_of(case):
+    """Calls and amount of each row of a case of the table."""
     (block,) = (one for one in TABLE.read_text().split("\n\n") if one.partition("\n")[0] == case)
     rows = (line.split(maxsplit=2) for line in block.splitlines()[1:])
-    return sum(int(calls) for calls, _, what in rows if what.startswith(LAUNCHED))
+    return {name: (int(calls), int(amount.replace(",", ""))) for calls, amount, name in rows}
+
+
+def counted(case):
+    """Kernels, products, fills and copies of a case of the table."""
+    return sum(calls for name, (calls, _) in rows_of(case).items() if name.startswith(LAUNCHED))
 
 
 def layout_of(*overrides):
@@ -33,6 +38,7 @@ def layout_of(*overrides):
         ("zero1", []),
         ("zero2", ["engine.zero_stage=2"]),
         ("single", ["engine.kind=single", "engine.zero_stage=0"]),
+        ("autocast", ["engine.kind=single", "engine.zero_stage=0", "engine.gradients=fp32"]),
         ("full", ["engine.activation_checkpointing=full"]),
         ("compiled", ["engine.compile=true"]),
         ("compiled, ddp", ["engine.kind=ddp", "engine.zero_stage=0", "engine.compile=true"]),
@@ -62,6 +68,14 @@ def test_an_update_moves_what_its_engine_copies_and_what_adamw_reads_and_writes(
     """Casts and sums of each micro-batch, copies to buckets, the engine's own, and 28 bytes of AdamW."""
     task, layout = layout_of(*overrides)
     assert update_traffic(task, layout, 1) == each * task.values.trained
+
+
+def test_an_update_of_our_own_engine_is_one_compiled_kernel_of_28_bytes_a_weight():
+    """Beside it some 25 kernels of the norm and of numbers, whatever the number of tensors."""
+    rows = rows_of("update")
+    assert rows["compiled kernel"][0] == 1
+    assert rows["compiled kernel: bytes a weight"] == (1, 28)
+    assert counted("update") <= 34
 
 
 def test_ranks_share_what_they_own_and_not_what_they_copy():
