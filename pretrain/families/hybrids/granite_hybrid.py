@@ -20,6 +20,14 @@ _GRANITE4 = Architecture(
 )
 """Granite team 2025 (Granite 4.0), as released: no positions, and the constant factors of Granite 3."""
 _SIZES = {
+    "granite4-h-7b-a1b": _GRANITE4.size(
+        40, 1536, 12, 512, of=(100352, 6_939_037_248), kv_heads=4, score_factor=0.0078125,
+        mixers=["attention" if number in (5, 15, 25, 35) else "mamba2" for number in range(40)],
+        mamba2={"heads": 48, "head_width": 64, "state_width": 128},
+        experts={
+            "count": 64, "top_k": 6, "shared": 1, "shared_width": 1024, "balance_weight": 0.001,
+        },
+    ).over(head={"scale": 1 / 6}),
     "granitemoehybrid-tiny": _GRANITE4.size(
         2, 96, 4, 80, max_seq_len=128, kv_heads=2, score_factor=0.125,
         mixers=["mamba2", "attention"],

@@ -41,11 +41,13 @@ _ONE_STACK: Rules = {
 _BARE_OR_MASKED: Rules = {"head.kind": ("lm", "none")}
 # Experts are chosen by operations that torch.onnx does not translate.
 _EXPERTS = {"mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3"}
+# Caches of states and of the tokens of a convolution are no keys and values.
+_STATES = {"qwen3_next", "olmo_hybrid", "bamba", "granitemoehybrid", "lfm2"}
 _IMAGES = {"vit", "deit", "vit_mae", "vision-encoder-decoder"}
 _PAIRS = {"t5", "mt5", "umt5", "marian", "bart"}
 _ENCODERS = {"bert", "roberta", "xlm-roberta", "distilbert", "electra", "modernbert"}
 _RULES = (
-    dict.fromkeys(FAMILIES.keys() - _EXPERTS - _IMAGES - _ENCODERS - _PAIRS, _ONE_STACK)
+    dict.fromkeys(FAMILIES.keys() - _EXPERTS - _STATES - _IMAGES - _ENCODERS - _PAIRS, _ONE_STACK)
     | dict.fromkeys(_PAIRS, Rules())
     | dict.fromkeys(_ENCODERS, _BARE_OR_MASKED)
 )

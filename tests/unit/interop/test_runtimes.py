@@ -39,6 +39,8 @@ def check(to, preset, **model):
         ("gguf", "mistral-tiny", {"window": 8}, "decoder.window=8: llama.cpp computes null in a mistral"),
         ("gguf", "bert-tiny", {}, "bert is not exported for llama.cpp, only gemma, gemma2, "),
         ("onnx", "mixtral-tiny", {}, "mixtral is not exported for ONNX Runtime, only bart"),
+        ("onnx", "lfm2-tiny", {}, "lfm2 is not exported for ONNX Runtime, only bart"),
+        ("gguf", "qwen3_next-tiny", {}, "qwen3_next is not exported for"),
         ("ctranslate2", "llama-tiny", {"rope_scaling": {"kind": "llama3", "factor": 2}}, "decoder.rope_scaling.kind"),
         ("ctranslate2", "gpt2-tiny", {"norm_eps": 1e-3}, "decoder.norm_eps=0.001: CTranslate2 computes 1e-05"),
         ("ctranslate2", "bert-tiny", {}, "head.kind=lm: CTranslate2 computes none in a bert"),
