@@ -103,7 +103,8 @@ def test_kills_of_ranks_launcher_and_all_at_once_change_nothing(make_run, tmp_pa
 def test_a_run_that_draws_anew_after_a_restart_fails_the_drill(make_run, tmp_path):
     (tmp_path / "drifting.py").write_text(DRIFTING)
     output = tmp_path / "drill"
-    command = ["drill", str(make_run.config()), *ALONE, "extend=[drifting]", "--steps", "12", "--every", "2"]
+    config = str(make_run.config())
+    command = ["--extend", "drifting", "drill", config, *ALONE, "extend=[drifting]", "--steps", "12", "--every", "2"]
     done = run_cli(
         *command,
         "--kills",
