@@ -20,7 +20,7 @@ import time
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from pretrain.errors import LaunchError
+from pretrain.errors import HangError, LaunchError
 from pretrain.utils.net import interface_addresses, usable_addresses
 from pretrain.utils.process import guard_streams
 from pretrain.utils.safe_read import parse_json
@@ -119,9 +119,13 @@ def choose_address(
 def find_meeting_point(
     job: str, attempt: int, nodes: Sequence[str], interface: str | None, step: Sequence[str]
 ) -> tuple[str, int]:
-    """Returns address and port of the first node, which is this one. Raises: LaunchError.
+    """Returns address and port of the first node, which is this one.
 
     `step` is srun, up to the program that runs once per node; an `interface` of None means any.
+
+    Raises:
+        LaunchError: No address is reached by all nodes.
+        HangError: Slurm cannot start the step on all of them: a node is lost that it still counts on.
     """
     with open_port(job, attempt) as listener:
         port = int(listener.getsockname()[1])
@@ -131,8 +135,12 @@ def find_meeting_point(
         nonce = secrets.token_hex(16)
         threading.Thread(target=_greet, args=(listener, nonce), daemon=True).start()
         program = [sys.executable, "-m", "pretrain_launch.rendezvous", nonce, str(port)]
-        answers = _ask_nodes([*step, *program, *addresses])
+        answers, code = _ask_nodes([*step, *program, *addresses])
         listener.shutdown(socket.SHUT_RDWR)  # wakes the thread
+        silent = [node for node in nodes if node not in answers]
+        if code and silent:
+            text = f"Slurm could not start a step on {', '.join(silent[:8])}"
+            raise HangError(text, where="rendezvous", fix=f"see `scontrol show node {silent[0]}`")
         return choose_address(nodes, port, addresses, answers), port
 
 
@@ -149,13 +157,15 @@ def _greet(listener: socket.socket, nonce: str) -> None:
             return
 
 
-def _ask_nodes(command: Sequence[str]) -> dict[str, dict[str, str]]:
-    """Runs this module on every node; returns the answers that come in time."""
+def _ask_nodes(command: Sequence[str]) -> tuple[dict[str, dict[str, str]], int]:
+    """Runs this module on every node; returns answers in time, and the code of srun (0: late)."""
     process = subprocess.Popen(
         command, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, text=True, env=os.environ, start_new_session=True
     )
+    code = 0
     try:
         output, _ = process.communicate(timeout=LIMIT_S)
+        code = process.returncode
     except subprocess.TimeoutExpired:
         process.terminate()
         output, _ = process.communicate()
@@ -167,7 +177,7 @@ def _ask_nodes(command: Sequence[str]) -> dict[str, dict[str, str]]:
             answers.setdefault(str(row["node"]), {}).update(tried)
         except (ValueError, KeyError, TypeError):
             continue  # a message of the site at the beginning of a step
-    return answers
+    return answers, code
 
 
 def try_address(address: str, port: int, nonce: str) -> str:

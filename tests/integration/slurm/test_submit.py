@@ -153,7 +153,7 @@ def test_a_dry_run_prints_script_command_and_spec_and_submits_nothing(lab, make_
     """12 s. So does a refusal: a batch that three nodes do not divide, and what Slurm itself refuses."""
     job = make_job(lab)
     site = str(job.folder.path.parents[1] / "site.yaml")
-    command = ("launch", "slurm", str(job.folder.path.parents[1] / "runs.yaml"), "--cluster", site)
+    command = ("--extend", "held", "launch", "slurm", str(job.folder.path.parents[1] / "runs.yaml"), "--cluster", site)
     said = job.pretrain(*command, "--dry-run")
     script = Path("slurm/train.sbatch.tmpl").read_text()
     assert said.startswith(script)
@@ -182,7 +182,15 @@ def test_of_two_commands_at_once_one_submits_and_a_job_in_the_queue_is_the_only_
     job = make_job(lab)
     site = job.folder.path.parents[1] / "site.yaml"
     site.write_text(f"{SITE}sbatch: [--hold]\n")
-    command = ("launch", "slurm", str(job.folder.path.parents[1] / "runs.yaml"), "--cluster", str(site))
+    command = (
+        "--extend",
+        "held",
+        "launch",
+        "slurm",
+        str(job.folder.path.parents[1] / "runs.yaml"),
+        "--cluster",
+        str(site),
+    )
     with ThreadPoolExecutor() as pool:
         said = list(pool.map(lambda _: job.pretrain(*command, expect=None), range(2)))
     assert sorted("submitted as job" in text for text in said) == [False, True], said

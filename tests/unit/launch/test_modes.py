@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from pretrain.config.engine import JOB_GPUS
-from pretrain.errors import ConfigError, LaunchError
+from pretrain.errors import EXIT_HANG, ConfigError, HangError, LaunchError
 from pretrain_launch import node
 from pretrain_launch.exits import note_exit, noted_ranks, read_ending
 from pretrain_launch.job_start import find_spec, read_start
@@ -125,6 +125,15 @@ def test_nodes_try_every_address_and_know_the_one_they_look_for():
     step = ["env", "SLURMD_NODENAME=n1"]
     address, _ = find_meeting_point("8", 0, ["n1", "n1"], None, step)
     assert address in own_addresses()
+
+
+def test_a_node_on_which_slurm_starts_no_step_is_a_lost_one_that_a_restart_replaces():
+    """The step fails at once: it is no network without an answer, which ends the job."""
+    with pytest.raises(
+        HangError, match="rendezvous: Slurm could not start a step on n1, n2; see `scontrol show node n1`"
+    ) as raised:
+        find_meeting_point("8", 0, ["n1", "n2"], None, ["false"])
+    assert raised.value.exit_code == EXIT_HANG
 
 
 def test_a_stranger_at_the_port_is_not_taken_for_the_first_node():
