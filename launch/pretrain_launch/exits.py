@@ -29,6 +29,7 @@ from pretrain.utils.io import make_dir, write_json
 from pretrain.utils.safe_read import parse_json
 
 QUOTED_LINES = 20
+SEARCHED_LINES = 200  # for an error, which the stacks of all threads may follow
 
 _HINTS = {
     signal.SIGKILL: "the kernel's out-of-memory killer does that (see dmesg), or a user's kill -9",
@@ -83,10 +84,10 @@ def describe_failure(rank: int, code: int, host: str | None = None) -> str:
     return f"{place} was killed by {number.name} (exit code {128 - code}){hint}"
 
 
-def read_end(output: Path) -> list[str]:
+def read_end(output: Path, most: int = QUOTED_LINES) -> list[str]:
     """Returns the last lines that a rank printed."""
     with contextlib.suppress(OSError):
-        return output.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-QUOTED_LINES:]
+        return output.read_text(encoding="utf-8", errors="replace").strip().splitlines()[-most:]
     return []
 
 
@@ -98,8 +99,9 @@ def reason_of(cause: tuple[int, int], output: Path) -> str:
 def last_error(output: Path) -> str:
     """Returns the last error that a rank printed, without the word; empty without one."""
     # A stack that follows an error is indented.
-    said = [line[7:] for line in read_end(output) if line.startswith("error: ") and not line[7:8].isspace()]
-    return said[-1] if said else ""
+    lines = read_end(output, SEARCHED_LINES)
+    said = [line[7:] for line in lines if line.startswith("error: ") and not line[7:8].isspace()]
+    return said[-1].removesuffix(", at:") if said else ""
 
 
 def note_outcome(run: RunDir, main_pid: int, code: int, reason: str, *, is_known: bool) -> None:

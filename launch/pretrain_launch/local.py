@@ -274,9 +274,10 @@ class _Ranks:
     def report(self, cause: tuple[int, int]) -> None:
         """Prints the failure and the last lines of a rank, unless rank 0 has on the terminal."""
         rank, code = cause
-        if code >= 0 and code == self.ended.get(0):
+        if code >= 0 and self._main_knows(code):
             return
-        print(f"launch: {self.describe(cause)}", file=sys.stderr)
+        is_hung = code == EXIT_HANG and self.lost_at is not None
+        print(f"launch: {(self.reason if is_hung else self.describe)(cause)}", file=sys.stderr)
         if rank and (lines := read_end(self.output(rank))):
             print(f"launch: the end of {self.output(rank)}:", file=sys.stderr)
             print("\n".join("  " + printable(line, keep="\t") for line in lines), file=sys.stderr)
@@ -296,9 +297,14 @@ class _Ranks:
     def note(self, run: RunDir, cause: _Cause, code: int) -> None:
         """Writes the end of the attempt into run.json if rank 0 has not."""
         reason = self.reason(cause) if cause else "stopped before the first step"
-        # Rank 0 may know only that it has lost a rank, and says so with a code of its own.
-        is_known = cause is None or code == self.ended.get(0)
+        is_known = cause is None or self._main_knows(code)
         note_outcome(run, self.processes[0].pid, code, reason, is_known=is_known)
+
+    def _main_knows(self, code: int) -> bool:
+        """Returns whether rank 0 has said why the job ends: it may know only that it has lost a rank."""
+        if self._worlds is not None and code == EXIT_HANG:
+            return False
+        return code == self.ended.get(0)
 
     def _running(self) -> list[int]:
         return [rank for rank, process in enumerate(self.processes) if process.poll() is None]

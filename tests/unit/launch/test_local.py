@@ -397,6 +397,9 @@ ranks = int(os.environ["WORLD_SIZE"])
 def meet():
     note(f"world{world}")
     wait_for(*(f"world{world}.{other}" for other in range(ranks)))
+def count_files(place):  # without those of /proc, which the launcher reads now and then
+    names = [os.readlink(f"{place}/{name}") for name in os.listdir(place) if os.path.lexists(f"{place}/{name}")]
+    return sum(not name.startswith("/proc") for name in names)
 def reach(step):
     if rank == 0:
         with open(f"{folder}/audit.jsonl", "a") as file:
@@ -416,7 +419,8 @@ def test_worlds_follow_each_other_and_nothing_of_an_earlier_one_is_left(tmp_path
         "if rank == world % 3:\n"
         "    launcher = f'/proc/{os.getppid()}'\n"
         "    children = open(f'{launcher}/task/{os.getppid()}/children').read().split()\n"
-        "    counts = [own, len(os.listdir(f'{launcher}/fd')), len(os.listdir(f'{launcher}/task')), len(children)]\n"
+        "    files = count_files(f'{launcher}/fd')\n"
+        "    counts = [own, files, len(os.listdir(f'{launcher}/task')), len(children)]\n"
         "    with open(f'{folder}/counts', 'a') as file: file.write(json.dumps(counts) + '\\n')\n"
         "    if world < 4: os.kill(os.getpid(), 9)\n"
         "    note('counted')\n"
@@ -443,6 +447,21 @@ def test_a_stopped_rank_counts_as_lost_and_is_replaced(start, culprit):
     host = socket.gethostname()
     assert code == 0
     assert f"launch: rank {culprit} on {host} was stopped, and killed as a lost one\n" in errors
+
+
+def test_a_hang_is_told_with_its_reason_where_ranks_are_replaced(start):
+    job = start(
+        WORLD + "meet()\n"
+        "if world == 0 and rank == 1:\n"
+        "    print('error: rank 1: rank 1 hangs: in data, at:\\n' + '  a line\\n' * 60, file=sys.stderr)\n"
+        "if world == 0 and rank != 1: wait_until_gone('world0.1')\n"
+        "if world == 0: sys.exit(76)",
+        recover="spare",
+    )
+    code, errors = job.end()
+    assert code == 0
+    assert "launch: rank 1: rank 1 hangs: in data\n" in errors
+    assert "launch: recovery 1, 3 ranks\n" in errors
 
 
 def test_a_smaller_world_leaves_out_the_place_of_the_lost_rank_until_none_is_left(start):
