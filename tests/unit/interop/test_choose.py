@@ -21,7 +21,12 @@ EXPORTED = [name for name in PRESETS if name.endswith("-tiny") and name not in {
 @pytest.mark.parametrize("preset", DECODERS)
 def test_a_preset_of_a_decoder_is_exported_as_its_family(preset):
     # Without a scaling of its own a Phi-3 is a Mistral with another layout of tensors.
-    beginning = {"gpt_neox": ("pythia", "gpt_neox"), "gemma3_text": "gemma3", "mistral": ("mistral", "phi3-m")}
+    beginning = {
+        "gpt_neox": ("pythia", "gpt_neox"),
+        "gemma3_text": "gemma3",
+        "mistral": ("mistral", "phi3-m"),
+        "granitemoehybrid": ("granite4-h", "granitemoehybrid"),
+    }
     family = choose_family(tiny(preset)).model_type
     assert preset.startswith(beginning.get(family, family))
 
