@@ -153,7 +153,14 @@ def _unlink(path: Path) -> None:
 
 
 def write_file(path: Path, content: bytes) -> FileRecord:
-    """Replaces a file: a reader sees the old one or the new one, never a part. Raises: DiskError."""
+    """Replaces a file: a reader sees the old one or the new one, never a part. Raises: DiskError.
+
+    What is no file, as /dev/null or a pipe, is written to: root could put a file in its place.
+    """
+    with disk_errors("write", path):
+        if path.exists() and not (path.is_file() or path.is_dir()):
+            path.write_bytes(content)
+            return FileRecord(path.name, len(content), [])
     temporary = path.with_name(f"{path.name}.tmp-{os.getpid()}")
     _unlink(temporary)  # left by a dead process that had our process id
     record = write_chunks(temporary, [memoryview(content)])

@@ -103,6 +103,17 @@ def test_a_process_that_dies_before_any_operation_leaves_a_whole_file(tmp_path, 
         assert path.read_bytes() == (NEW if operation == "fsync_dir" else OLD), operation
 
 
+def test_what_is_no_file_is_written_to_and_stays(tmp_path):
+    """As `--output /dev/null` by root, where a rename would leave a file for every program of the machine."""
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    reader = os.open(pipe, os.O_RDONLY | os.O_NONBLOCK)
+    assert io.write_file(pipe, b"text").num_bytes == 4
+    assert os.read(reader, 10) == b"text"
+    os.close(reader)
+    assert pipe.is_fifo() and list(tmp_path.iterdir()) == [pipe]
+
+
 def test_a_record_describes_the_file(tmp_path):
     record = io.write_file(tmp_path / "file", NEW)
     assert record == io.FileRecord("file", len(NEW), [zlib.crc32(NEW)])
