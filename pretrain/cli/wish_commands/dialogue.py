@@ -105,16 +105,17 @@ def _prepare(steps: CommandSteps, recipe: str, source: Path, output: Path, *over
 def _prefer(steps: CommandSteps, stages: "Stages", source: Path) -> bool:
     """Writes pairs of right answers and the model's wrong ones; returns False if they are few."""
     wrong = Path("data") / f"{stages.budget.name}-wrong.jsonl"
-    steps.check(
-        [
-            "evaluate",
-            str(stages.last),
-            "--questions",
-            str(source / "practice.jsonl"),
-            "--output",
-            str(wrong),
-        ]
-    )
+    if not wrong.exists():  # written again, it would be another input
+        steps.check(
+            [
+                "evaluate",
+                str(stages.last),
+                "--questions",
+                str(source / "practice.jsonl"),
+                "--output",
+                str(wrong),
+            ]
+        )
     count = len(wrong.read_text().splitlines())
     if count < MIN_PAIRS:
         print(f"\n-- no preferences: {count} wrong answers are too few", flush=True)
