@@ -29,8 +29,7 @@ def import_for_ranks(config: RunConfig, world_size: int) -> None:
     engine = config.engine.on(world_size)
     import_packages(engine)
     optimizer, _, _ = OPTIMIZERS[config.optim.kind].build.partition(":")
-    # The last by a backward pass with gradients of its own: sympy, a third of a second.
-    for name in ("numpy.random", optimizer, "torch.fx.experimental.symbolic_shapes"):
+    for name in ("numpy.random", optimizer):
         importlib.import_module(name)
     with deferred_decorators():
         for name in _LATER[engine.kind]:
