@@ -391,15 +391,23 @@ def test_a_fork_has_no_file_of_the_launcher(tmp_path):
 
 
 WORLD = """
-import json
+import contextlib, json
 world = json.loads(os.environ["PRETRAIN_RECOVERY"])["number"]
 ranks = int(os.environ["WORLD_SIZE"])
 def meet():
     note(f"world{world}")
     wait_for(*(f"world{world}.{other}" for other in range(ranks)))
-def count_files(place):  # without those of /proc, which the launcher reads now and then
-    names = [os.readlink(f"{place}/{name}") for name in os.listdir(place) if os.path.lexists(f"{place}/{name}")]
-    return sum(not name.startswith("/proc") for name in names)
+def open_of(place):
+    names = []
+    for name in os.listdir(place):
+        with contextlib.suppress(FileNotFoundError):
+            names.append(os.readlink(f"{place}/{name}"))
+    return names
+def is_read(name):  # for a moment: by the launcher, or as the log of a rank that it has just started
+    return os.path.isfile(name) or name.startswith("/proc")
+def count_files(place):
+    wait_until(lambda: not any(map(is_read, open_of(place))))
+    return sum(not is_read(name) for name in open_of(place))
 def reach(step):
     if rank == 0:
         with open(f"{folder}/audit.jsonl", "a") as file:
