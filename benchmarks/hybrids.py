@@ -110,7 +110,7 @@ def kept(call: Callable[[Tensor], Any], x: Tensor) -> int:
 
 
 def slope(values: list[float]) -> float:
-    """Slope of the least-squares line through logarithms over those of LENGTHS."""
+    """Returns the least-squares slope of the logarithms of values over logarithms of LENGTHS."""
     return statistics.linear_regression([math.log(n) for n in LENGTHS], [math.log(value) for value in values]).slope
 
 

@@ -1,4 +1,4 @@
-"""What ranks do for all others in a save and in a hang, by their number: simulated in one process, on a CPU.
+"""Costs of votes in a save and of heartbeats in a hang, by number of ranks: simulated in one process, on a CPU.
 
     python -m benchmarks.ranks [--ranks 512 1024] [--rounds 5]
 

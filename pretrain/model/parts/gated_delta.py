@@ -16,6 +16,7 @@ from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
 from pretrain.config.model import StackConfig
+from pretrain.config.model.mixers.counted import CHUNK
 from pretrain.model.parts.attention import AttentionContext, AttentionOutput
 from pretrain.model.parts.recurrence import (
     decay_chunks,
@@ -25,9 +26,6 @@ from pretrain.model.parts.recurrence import (
     split_chunks,
 )
 from pretrain.model.parts.short_convolution import ShortConvolution, behind_taps, draw_filter
-
-CHUNK = 64
-"""Tokens that are computed at once; cost grows with it, and the number of steps falls."""
 
 NORM_EPS = 1e-6
 """Added to the squared norm of a query or a key."""

@@ -16,12 +16,10 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu, softplus
 
 from pretrain.config.model import StackConfig
+from pretrain.config.model.mixers.counted import CHUNK
 from pretrain.model.parts.attention import AttentionContext, AttentionOutput
 from pretrain.model.parts.recurrence import decay_chunks, draw_ones, draw_step, split_chunks
 from pretrain.model.parts.short_convolution import ShortConvolution, behind_taps, draw_filter
-
-CHUNK = 64
-"""Tokens that are computed at once; cost grows with it, and the number of steps falls."""
 
 
 class StateSpaceInput(NamedTuple):

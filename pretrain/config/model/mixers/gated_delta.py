@@ -1,5 +1,6 @@
 """Gated delta rule in the place of attention (`model.decoder.mixers`)."""
 
+from pretrain.config.model.mixers.counted import chunks_of
 from pretrain.config.model.parts.counts import (
     STATISTIC,
     FlopCounter,
@@ -11,9 +12,6 @@ from pretrain.config.model.parts.counts import (
 )
 from pretrain.config.model.stack import StackConfig
 from pretrain.kinds.mixers.delta import DeltaSizes
-
-_CHUNK = 64
-"""Tokens that are computed at once (`model/parts/gated_delta.py`)."""
 
 
 def _sizes(stack: StackConfig) -> DeltaSizes:
@@ -36,12 +34,6 @@ def weights(stack: StackConfig, name: str) -> Weights:
     yield from linear(f"{name}.output", rows[-1], stack.width, False, group)
 
 
-def _chunks(tokens: int) -> tuple[int, int]:
-    """Returns the number of chunks of a row, and their tokens."""
-    chunk = min(_CHUNK, tokens)
-    return -(-tokens // chunk), chunk
-
-
 def flops(count: FlopCounter, stack: StackConfig, name: str, tokens: int, reads: bool) -> bool:
     """Adds a layer: in a chunk all pairs of tokens, and between chunks products with the state."""
     gated = count.linear(f"{name}.qkv_gate", tokens, reads)
@@ -50,7 +42,7 @@ def flops(count: FlopCounter, stack: StackConfig, name: str, tokens: int, reads:
     rates = rates or count.has(f"{name}.a_log", f"{name}.dt_bias")
     sizes = _sizes(stack)
     heads, key, value = sizes.value_heads, sizes.key_width, sizes.value_width
-    chunks, chunk = _chunks(tokens)
+    chunks, chunk = chunks_of(tokens)
     pairs = heads * chunks * chunk * chunk
     made = mixed or rates
     count.add("attention", pairs * 2 * key, 2 * mixed)  # of keys, and of queries and keys
@@ -71,7 +63,7 @@ def kept(batch: MicroBatch, stack: StackConfig) -> Kept:
     heads, value_heads, key, value = sizes[:4]
     rows, results = sum(sizes.rows), value_heads * value
     taps = rows * (batch.length + sizes.kernel - 1) // batch.length
-    chunks, chunk = _chunks(batch.length)
+    chunks, chunk = chunks_of(batch.length)
     states = value_heads * key * value // chunk
     # Before and after the convolution and SiLU; norms of queries and keys; decays and strengths.
     read = (taps + rows) * batch.compute + (rows + 2 * heads + 5 * value_heads) * exact

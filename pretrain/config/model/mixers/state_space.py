@@ -1,5 +1,6 @@
 """Mamba-2 in the place of attention (`model.decoder.mixers`)."""
 
+from pretrain.config.model.mixers.counted import chunks_of
 from pretrain.config.model.parts.counts import (
     STATISTIC,
     FlopCounter,
@@ -11,9 +12,6 @@ from pretrain.config.model.parts.counts import (
 )
 from pretrain.config.model.stack import StackConfig
 from pretrain.kinds.mixers.mamba2 import Mamba2Sizes
-
-_CHUNK = 64
-"""Tokens that are computed at once (`model/parts/state_space.py`)."""
 
 
 def _sizes(stack: StackConfig) -> Mamba2Sizes:
@@ -36,19 +34,13 @@ def weights(stack: StackConfig, name: str) -> Weights:
     yield from linear(f"{name}.output", sizes.inner, stack.width, sizes.bias, group)
 
 
-def _chunks(tokens: int) -> tuple[int, int]:
-    """Returns the number of chunks of a row, and their tokens."""
-    chunk = min(_CHUNK, tokens)
-    return -(-tokens // chunk), chunk
-
-
 def flops(count: FlopCounter, stack: StackConfig, name: str, tokens: int, reads: bool) -> bool:
     """Adds a layer: in a chunk all pairs of tokens, and between chunks products with the state."""
     sizes = _sizes(stack)
     gated = count.linear(f"{name}.input", tokens, reads)
     mixed = gated or count.has(f"{name}.convolution.weight", f"{name}.convolution.bias")
     made = mixed or count.has(f"{name}.a_log", f"{name}.dt_bias")
-    chunks, chunk = _chunks(tokens)
+    chunks, chunk = chunks_of(tokens)
     pairs = chunks * chunk * chunk
     count.add("attention", pairs * sizes.groups * sizes.state_width, 2 * mixed)
     count.add("attention", pairs * sizes.inner, 2 * made)
@@ -66,7 +58,7 @@ def kept(batch: MicroBatch, stack: StackConfig) -> Kept:
     sizes = _sizes(stack)
     mixed, inner, heads = sum(sizes.rows), sizes.inner, sizes.heads
     taps = mixed * (batch.length + sizes.kernel - 1) // batch.length
-    chunks, chunk = _chunks(batch.length)
+    chunks, chunk = chunks_of(batch.length)
     states = inner * sizes.state_width // chunk
     # Before and after the convolution and SiLU; steps and their softplus.
     read = (taps + mixed) * batch.compute + (mixed + 2 * heads) * exact
