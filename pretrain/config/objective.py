@@ -100,7 +100,7 @@ class ObjectiveConfig(_Sectioned):
     @property
     def has_reference(self) -> bool:
         """True if the model is compared with the one that training begins with."""
-        return OBJECTIVES[self.kind].reference
+        return OBJECTIVES[self.kind].reference(self.section)
 
     @property
     def head_share(self) -> float:

@@ -204,9 +204,11 @@ def _metric_conflicts(best: str, kinds: list[str]) -> Conflicts:
     if best == "val_bits_per_byte" and not all(OBJECTIVES[kind].running_text for kind in kinds):
         yield f"checkpoint.best={best} needs objective.kind=causal, not {'+'.join(kinds)}", "use val_loss"
     heads = [HEADS[OBJECTIVES[kind].head] for kind in kinds]
-    if best == "val_perplexity" and any(OBJECTIVES[kind].reference for kind in kinds):
-        yield f"checkpoint.best={best}: pairs of answers have no perplexity", "use val_loss or val_accuracy"
     if best == "val_perplexity" and any(head.chooses and not head.scores_words for head in heads):
         yield f"checkpoint.best={best}: a classifier has no perplexity", "use val_loss or val_accuracy"
+    for kind in kinds:
+        instead = OBJECTIVES[kind].instead_of_tokens
+        if best == "val_perplexity" and instead:
+            yield f"checkpoint.best={best}: objective.kind={kind} {instead}", "use val_loss or val_accuracy"
     if best in ("val_perplexity", "val_accuracy") and not all(head.chooses for head in heads):
         yield f"checkpoint.best={best}: pixels are no choice among answers", "use val_loss"

@@ -241,7 +241,7 @@ def _folder_config(what: str, dataset: Dataset, store: ShardStore, choice: Readi
         "optim": {"lr": 1e-3},
         "train": {"steps": 10**6},
     }
-    if needs.reference:
+    if needs.section is not None and needs.reference(needs.section()):
         values["init"] = {"from": "-"}  # a model that is not read
     if choice.seed is not None:
         values["seed"] = choice.seed

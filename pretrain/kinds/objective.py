@@ -43,7 +43,8 @@ class Objective:
     running_text: bool = False
     """Each token of a text is predicted from those before it: rows may be cut short, and the loss is a code length."""
     source_rows: bool = False  # rows of `batch.source_len` tokens beside those of `batch.seq_len`
-    reference: bool = False  # compares the model with the one that training begins with
+    reference: Callable[[Any], bool] = lambda section: False
+    """`reference(section)`: compares the model with the one that training begins with."""
     conflicts: Callable[[Any], Conflicts] = lambda config: iter(())
     """`conflicts(run_config)`: further values that do not go with it."""
     scored_as: Mapping[str, str] = field(default_factory=dict)

@@ -1,38 +1,41 @@
-"""Direct preference optimization (Rafailov et al. 2023, equation 7): the better of two answers.
+"""Preferences (Rafailov et al. 2023, equation 7, and its kin): the better of two answers.
 
     row   prompt, chosen answer | prompt, rejected answer | ...      documents, a pair together
-    log p(answer) = sum over its tokens, of the model and of the reference
-    z = beta [(log p(chosen) - log p_ref(chosen)) - (log p(rejected) - log p_ref(rejected))]
-    loss of a pair = -(1 - s) log sigmoid(z) - s log sigmoid(-z)
+    log p(answer) = sum over its tokens, or their mean, of the model and of the reference
+    score = log p(answer), or log p(answer) - log p_ref(answer)
+    loss of a pair = formula(score of the chosen answer, score of the rejected one)
 
-with s the share of wrong preferences (`dpo.label_smoothing`; Mitchell 2023). A target is a pair:
-the loss is the mean over pairs, and a pair is right where z > 0. Reported is the loss without s.
+as the record of the loss says (`kinds/preference_losses.py`). A target is a pair: the loss is the
+mean over pairs. Reported is the loss without label smoothing.
 
 The reference is the model before its first step. Its log-probabilities are computed once
 (training/reference.py) and found by a hash of the pair's tokens, wherever its row is in the order:
 
     rows with keys  --add_reference(ReferenceTable)-->  with log-probabilities
 
-The weight of a token's gradient is known when both answers have been read, so the head runs twice:
-without gradient for the sums, then for the gradient of the weighted sum of log-probabilities.
+The weight of a token's gradient, the derivative of the formula, is known when both answers have been
+read, so the head runs twice: without gradient for the sums, then for the gradient of the weighted
+sum of log-probabilities.
 """
 
 import hashlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from pkgutil import resolve_name
 
 import numpy as np
 import safetensors.numpy
 import torch
 from safetensors import SafetensorError
 from torch import Tensor
-from torch.nn.functional import logsigmoid
 
 from pretrain.errors import DataError
 from pretrain.kinds.objectives.dpo import DpoConfig
+from pretrain.kinds.preference_losses import PREFERENCE_LOSSES, PreferenceLoss
 from pretrain.objective.causal import causal_rows
 from pretrain.objective.loss import LossOutput, Model, linear_cross_entropy
+from pretrain.objective.preference_formulas import PairLosses
 from pretrain.objective.row_maker import RowContext
 from pretrain.objective.token_kinds import TokenKind
 from pretrain.rows import IGNORE_INDEX, TokenRows, Vocabulary
@@ -138,16 +141,23 @@ def add_reference(make_rows: RowMaker, table: ReferenceTable | None) -> Callable
     return make
 
 
-def sum_preference_loss(model: Model, batch: Batch, beta: float, label_smoothing: float = 0.0) -> LossOutput:
-    """Sums the losses of the pairs of a batch, and shows their rewards.
+def sum_preference_loss(model: Model, batch: Batch, loss: str = "sigmoid", **settings: float) -> LossOutput:
+    """Sums the losses of the pairs of a batch, and shows their rewards and log-probabilities.
 
-    Without a reference nothing is minimised, and what is shown are the log-probabilities of the
-    answers, float64 [2 A], chosen and rejected in turn.
+    Without the reference that a loss needs nothing is minimised, and what is shown are the
+    log-probabilities of the answers, float64 [2 A], chosen and rejected in turn.
+
+    Args:
+        model: The model.
+        batch: Rows with pairs.
+        loss: Name in `PREFERENCE_LOSSES`.
+        settings: Values of the keys that formulas take.
     """
     pairs = batch.pairs
     assert pairs is not None and batch.target_positions_P is not None, "rows of preferences"
     output = model(batch, logits=False)
     hidden_PD = output.hidden_BTD.flatten(0, 1).index_select(0, batch.target_positions_P)
+    record = PREFERENCE_LOSSES[loss]
 
     def head_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> LossOutput:
         def score(weights_P: Tensor | None = None) -> LossOutput:
@@ -164,28 +174,49 @@ def sum_preference_loss(model: Model, batch: Batch, beta: float, label_smoothing
             )
 
         with torch.no_grad():
-            known = score()
-        assert known.nll_P is not None
-        sums = torch.zeros(2 * len(pairs.keys_A), dtype=torch.float64, device=hidden.device)
-        sums.index_add_(0, pairs.sides_P, -known.nll_P.double())
-        if pairs.reference_A2 is None:
-            return LossOutput(known.loss_sum, known.nll_sum, known.num_correct, shown_M=sums)
-        rewards_A2 = beta * (sums.view(-1, 2) - pairs.reference_A2)
-        z_A = rewards_A2[:, 0] - rewards_A2[:, 1]
-        # d loss / d z; of log p(chosen) beta times that, and of log p(rejected) its negative.
-        slope_A = torch.sigmoid(z_A) - (1 - label_smoothing)
-        smoothed = -(1 - label_smoothing) * logsigmoid(z_A) - label_smoothing * logsigmoid(-z_A)
-        loss_sum = smoothed.sum().to(known.loss_sum.dtype)
+            answers = score()
+        assert answers.nll_P is not None
+        sums_A2 = _sum_sides(-answers.nll_P.double(), pairs)
+        if record.reference and pairs.reference_A2 is None:
+            return LossOutput(answers.loss_sum, answers.nll_sum, answers.num_correct, shown_M=sums_A2.flatten())
+        losses, rewards_A2, slopes_A2 = _compare(sums_A2, pairs, record, settings)
+        loss_sum = losses.loss_A.sum().to(answers.loss_sum.dtype)
         if torch.is_grad_enabled():
-            weights_2A = torch.stack((-slope_A, slope_A), dim=1).flatten() * beta
-            weights_P = weights_2A.index_select(0, pairs.sides_P).to(known.nll_P.dtype)
+            weights_P = -slopes_A2.flatten().index_select(0, pairs.sides_P).to(answers.nll_P.dtype)
             weighted = score(weights_P).loss_sum
             loss_sum = weighted + (loss_sum - weighted.detach())
-        shown_M = torch.stack((z_A.sum(), *rewards_A2.sum(dim=0)))
-        return LossOutput(loss_sum, -logsigmoid(z_A).sum(), (z_A > 0).sum(), shown_M=shown_M)
+        num_correct = (losses.margin_A > 0).sum()
+        means = losses.margin_A.sum(), *rewards_A2.sum(dim=0), num_correct, *sums_A2.sum(dim=0)
+        return LossOutput(loss_sum, losses.plain_A.sum(), num_correct, shown_M=torch.stack(means))
 
     # The hooks of ZeRO stage 3 may return a plain tuple.
     return LossOutput(*model.head(hidden_PD, head_loss))._replace(routing_LW=output.routing_LW)
+
+
+def _sum_sides(values_P: Tensor, pairs: PairBatch[Tensor]) -> Tensor:
+    """Returns the sums over the tokens of each answer, float64 [A, 2]."""
+    sums = torch.zeros(2 * len(pairs.keys_A), dtype=torch.float64, device=values_P.device)
+    return sums.index_add_(0, pairs.sides_P, values_P).view(-1, 2)
+
+
+def _compare(
+    sums_A2: Tensor, pairs: PairBatch[Tensor], record: PreferenceLoss, settings: Mapping[str, float]
+) -> tuple[PairLosses, Tensor, Tensor]:
+    """Returns the losses of pairs, the rewards [A, 2], and d loss / d log p of a token of each answer [A, 2]."""
+    lengths_A2 = torch.ones_like(sums_A2)
+    if record.per_token:
+        lengths_A2 = _sum_sides(torch.ones_like(pairs.sides_P, dtype=sums_A2.dtype), pairs).clamp(min=1)
+    scores_A2 = sums_A2 / lengths_A2
+    if record.reference:
+        assert pairs.reference_A2 is not None, "the caller has seen it"
+        scores_A2 = scores_A2 - pairs.reference_A2 / lengths_A2
+    taken = {name: settings[name] for name in record.settings if name in settings}
+    with torch.enable_grad():
+        scores_A2.requires_grad_()
+        losses: PairLosses = resolve_name(record.formula)(scores_A2, **taken)
+        (slopes_A2,) = torch.autograd.grad(losses.loss_A.sum(), scores_A2)
+    detached = PairLosses(*(values_A.detach() for values_A in losses))
+    return detached, settings["beta"] * scores_A2.detach(), slopes_A2 / lengths_A2
 
 
 def pair_kinds(rows: ModelRows, section: DpoConfig, vocabulary: Vocabulary) -> list[TokenKind]:

@@ -28,7 +28,7 @@ _VALIDATION = {
     "val_labels": "labels",
     "val_answers": "answers",
     "val_pairs": "pairs",
-    "val_reward_margin": "reward margin",
+    "val_rewards/margins": "reward margin",
 }
 MAX_ROWS = 200  # of a table, which says so where there are more
 MAX_OPEN_ROWS = 12

@@ -52,7 +52,7 @@ _COLUMNS: dict[str, tuple[str, Callable[[float], str], int]] = {
     "val_labels": ("labels", _count, 0),
     "val_answers": ("answers", _count, 0),
     "val_pairs": ("pairs", _count, 0),
-    "reward_margin": ("margin", "{:.3f}".format, 7),
+    "rewards/margins": ("margin", "{:.3f}".format, 7),
     "lr": ("lr", "{:.2e}".format, 8),
     "grad_norm": ("grad", "{:.2f}".format, 7),
     "tokens_per_s": ("tok/s", _count, 6),

@@ -1,27 +1,46 @@
-"""Direct preference optimization (Rafailov et al. 2023)."""
+"""Preferences: direct preference optimization (Rafailov et al. 2023), IPO, SimPO and ORPO."""
 
+from functools import partial
 from typing import Annotated, Any
 
-from pydantic import Field
+from pydantic import AfterValidator, Field
 
-from pretrain.config.base import Conflicts, OnResume, Section
+from pretrain.config.base import Conflicts, OnResume, Section, check_name
 from pretrain.kinds.objective import Objective
+from pretrain.kinds.preference_losses import PREFERENCE_LOSSES
 
 
 class DpoConfig(Section):
-    """Direct preference optimization (Rafailov et al. 2023, 4), for `kind: dpo`.
+    """Direct preference optimization (Rafailov et al. 2023, 4) and its kin, for `kind: dpo`.
 
     The reference is the model that training begins with, `init.from`.
     """
 
+    loss: Annotated[str, AfterValidator(partial(check_name, known=PREFERENCE_LOSSES)), OnResume.ALLOW] = "sigmoid"
+    """Loss of a pair, as TRL calls it: `sigmoid` (DPO), `sigmoid_norm` (DPO a token), `ipo`, and without a
+    reference `simpo` and `orpo`."""
     beta: Annotated[float, OnResume.WARN] = Field(default=0.1, gt=0)
-    """Factor of the difference to the reference: a larger one keeps the model closer to it."""
+    """Factor of the difference to the reference: a larger one keeps the model closer to it. For `simpo` that of
+    the log-probabilities a token, and for `orpo` the weight of the ratio of odds."""
     label_smoothing: Annotated[float, OnResume.WARN] = Field(default=0.0, ge=0, lt=0.5)
-    """Share of the preferences that are assumed to be the wrong way round, in training."""
+    """Share of the preferences that are assumed to be the wrong way round, in training; not for `ipo` and `orpo`."""
+    gamma: Annotated[float, OnResume.WARN] = Field(default=0.5, ge=0)
+    """Difference of rewards that the answers of a pair should have at least, for `simpo`."""
+
+    def _conflicts(self) -> Conflicts:
+        taken = PREFERENCE_LOSSES[self.loss].settings
+        for name in ("label_smoothing", "gamma"):
+            if name not in taken and self.differs(name):
+                takers = [loss for loss, record in PREFERENCE_LOSSES.items() if name in record.settings]
+                yield f"{name} goes with loss={' or '.join(takers)}, not {self.loss}", "leave it out"
+
+
+def _has_reference(section: DpoConfig) -> bool:
+    return PREFERENCE_LOSSES[section.loss].reference
 
 
 def _conflicts(config: Any) -> Conflicts:
-    if config.init.from_ is None:
+    if config.init.from_ is None and config.objective.has_reference:
         yield "objective.kind=dpo compares a model with the one that it began as", "set init.from"
     if getattr(config.model, "multi_token", 0):
         yield "objective.kind=dpo compares answers, which model.multi_token does not predict", "use model.multi_token=0"
@@ -38,12 +57,15 @@ DPO = Objective(
     section=DpoConfig,
     rows="pretrain.objective.preferences:build_preferences",
     loss="pretrain.objective.preferences:sum_preference_loss",
-    loss_settings=("beta", "label_smoothing"),
-    # beta times the log-probability of an answer less the reference's.
-    shown=("reward_margin", "reward_chosen", "reward_rejected"),
+    loss_settings=("loss", "beta", "label_smoothing", "gamma"),
+    # As TRL calls them. A reward is beta times what the loss compares.
+    shown=(
+        *("rewards/margins", "rewards/chosen", "rewards/rejected", "rewards/accuracies"),
+        *("logps/chosen", "logps/rejected"),
+    ),
     mixes=False,
     instead_of_tokens="compares answers",
-    reference=True,
+    reference=_has_reference,
     apart="has answers in a row that",
     conflicts=_conflicts,
     token_kinds="pretrain.objective.preferences:pair_kinds",

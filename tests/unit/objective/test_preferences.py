@@ -11,8 +11,10 @@ from pretrain.config.presets import expand_preset
 from pretrain.data.loader import build_batch
 from pretrain.errors import DataError
 from pretrain.evaluation.row_loss import ModelLoss
+from pretrain.kinds.preference_losses import PREFERENCE_LOSSES
 from pretrain.model import build_model, init_weights
 from pretrain.objective import build_loss
+from pretrain.objective.preference_formulas import odds_loss
 from pretrain.objective.preferences import ReferenceTable, add_reference, build_table, preference_rows, read_table
 from pretrain.rows import IGNORE_INDEX, TokenRows, select_rows
 from pretrain.types import Batch
@@ -87,36 +89,76 @@ def test_the_key_of_a_pair_is_that_of_its_tokens_wherever_it_is():
     assert len({*found.tolist(), *keys.tolist()}) == 6
 
 
-@pytest.mark.parametrize("smoothing", [0.0, 0.2])
-def test_loss_and_gradients_are_those_of_the_formula(smoothing):
-    """As TRL's DPOTrainer (`loss_type: sigmoid`) writes it."""
-    beta = 0.3
+def sigmoid(model, reference, beta, smoothing=0.0, gamma=0.0):
+    x = beta * ((model[0] - model[1]) - (reference[0] - reference[1])) - gamma
+    logsigmoid = torch.nn.functional.logsigmoid
+    return -logsigmoid(x) * (1 - smoothing) - logsigmoid(-x) * smoothing
+
+
+def squared(model, reference, beta):
+    return ((model[0] - model[1]) - (reference[0] - reference[1]) - 1 / (2 * beta)) ** 2
+
+
+def odds(model, reference, beta):
+    p = [one.exp() for one in model]
+    ratio = torch.log(p[0] / (1 - p[0])) - torch.log(p[1] / (1 - p[1]))
+    return -model[0] - beta * torch.log(torch.sigmoid(ratio))
+
+
+SMOOTHED = {"label_smoothing": 0.2}
+LOSSES = {
+    "sigmoid": ({"beta": 0.3}, sigmoid),
+    "sigmoid, smoothed": ({"beta": 0.3, **SMOOTHED}, lambda *answers: sigmoid(*answers, 0.3, 0.2)),
+    "sigmoid_norm": ({"beta": 2.0}, sigmoid),
+    "ipo": ({"beta": 0.4}, squared),
+    "simpo": ({"beta": 2.5, "gamma": 1.25}, lambda *answers: sigmoid(*answers, 2.5, gamma=1.25)),
+    "simpo, smoothed": ({"beta": 2.5, **SMOOTHED}, lambda *answers: sigmoid(*answers, 2.5, 0.2, 0.5)),
+    "orpo": ({"beta": 0.2}, odds),
+}
+
+
+@pytest.mark.parametrize("name", LOSSES)
+def test_loss_and_gradients_are_those_of_the_formula(name):
+    """As TRL writes the losses of these names, of answers that are read one by one."""
+    settings, formula = LOSSES[name]
+    loss = name.split(",")[0]
+    record, beta = PREFERENCE_LOSSES[loss], settings["beta"]
     model, reference = build(1), build(2)
+    pairs = [pair for row in PAIRS for pair in row]
     with torch.no_grad():
-        known = [
-            [log_probability(reference, prompt, one).item() for one in both] for row in PAIRS for prompt, *both in row
-        ]
-    config = ObjectiveConfig(kind="dpo", dpo={"beta": beta, "label_smoothing": smoothing})
-    found = build_loss(config)(model, batch_of(known))
+        known = [[log_probability(reference, prompt, one).item() for one in both] for prompt, *both in pairs]
+    config = ObjectiveConfig(kind="dpo", dpo={"loss": loss, **settings})
+    found = build_loss(config)(model, batch_of(known) if record.reference else build_batch(preference_rows(raw_rows())))
     found.loss_sum.backward()
     ours = {name: parameter.grad.clone() for name, parameter in model.named_parameters()}
     model.zero_grad()
-    losses, plain, rewards = [], [], []
-    for (prompt, *both), theirs in zip([pair for row in PAIRS for pair in row], known, strict=True):
+    losses, rewards, log_probs = [], [], []
+    for (prompt, *both), theirs in zip(pairs, known, strict=True):
         policy = [log_probability(model, prompt, one) for one in both]
-        logits = (policy[0] - policy[1]) - (theirs[0] - theirs[1])
-        sigmoid = torch.nn.functional.logsigmoid
-        losses.append(-sigmoid(beta * logits) * (1 - smoothing) - sigmoid(-beta * logits) * smoothing)
-        plain.append(-sigmoid(beta * logits).detach())
+        log_probs.append([one.item() for one in policy])
+        lengths = [len(one) if record.per_token else 1 for one in both]
+        policy = [one / length for one, length in zip(policy, lengths, strict=True)]
+        theirs = [one / length * record.reference for one, length in zip(theirs, lengths, strict=True)]
+        losses.append(formula(policy, theirs, *([beta] if formula in (sigmoid, squared, odds) else [])))
         rewards.append([beta * (one.item() - other) for one, other in zip(policy, theirs, strict=True)])
     torch.stack(losses).sum().backward()
     assert found.loss_sum.item() == pytest.approx(sum(losses).item(), rel=1e-11)
-    assert found.nll_sum.item() == pytest.approx(sum(plain).item(), rel=1e-11)
-    assert found.num_correct.item() == sum(chosen > rejected for chosen, rejected in rewards)
+    plain = build_loss(ObjectiveConfig(kind="dpo", dpo={"loss": loss, **settings} | {"label_smoothing": 0.0}))
+    batch = batch_of(known) if record.reference else build_batch(preference_rows(raw_rows()))
+    assert found.nll_sum.item() == pytest.approx(plain(model, batch).loss_sum.item(), rel=1e-11)
+    num_correct = sum(chosen > rejected for chosen, rejected in rewards)
+    assert found.num_correct.item() == num_correct
     chosen, rejected = np.array(rewards).sum(axis=0)
-    assert found.shown_M.tolist() == pytest.approx([chosen - rejected, chosen, rejected], rel=1e-9)
+    shown = [chosen - rejected, chosen, rejected, num_correct, *np.array(log_probs).sum(axis=0)]
+    assert found.shown_M.tolist() == pytest.approx(shown, rel=1e-9)
     for name, parameter in model.named_parameters():
         torch.testing.assert_close(ours[name], parameter.grad, rtol=1e-8, atol=1e-11, msg=name)
+
+
+def test_the_odds_of_an_answer_that_is_certain_are_finite():
+    scores = torch.tensor([[0.0, -1.0], [-1.0, 0.0]], dtype=torch.float64, requires_grad=True)
+    odds_loss(scores, beta=0.1).loss_A.sum().backward()
+    assert scores.grad.isfinite().all()
 
 
 def test_without_a_reference_the_loss_shows_the_log_probabilities_of_the_answers():
@@ -128,8 +170,9 @@ def test_without_a_reference_the_loss_shows_the_log_probabilities_of_the_answers
     assert found[2:].tolist() == pytest.approx(expected, rel=1e-12)
 
 
-def test_the_sums_of_rows_are_those_of_the_rows_alone():
-    loss = ModelLoss(build(1), build_loss(ObjectiveConfig(kind="dpo")))
+@pytest.mark.parametrize("name", PREFERENCE_LOSSES)
+def test_the_sums_of_rows_are_those_of_the_rows_alone(name):
+    loss = ModelLoss(build(1), build_loss(ObjectiveConfig(kind="dpo", dpo={"loss": name})))
     reference = np.random.default_rng(0).normal(-9, 3, (3, 2))
     by_row = loss.evaluate_rows(batch_of(reference))
     alone = [loss.evaluate(batch_of(reference, select_rows(raw_rows(), np.arange(3) == row))) for row in range(3)]

@@ -126,7 +126,9 @@ def test_a_loss_that_is_of_no_words_has_a_row_without_a_perplexity(tmp_path):
     folder = write_run(tmp_path / "run", [metric_row(step) for step in range(1, 9)])
     (checkpoint,) = save(folder / "checkpoints", 8)
     subject = Subject(RunDir(folder), checkpoint.name, 8, next(iter(read(folder).checkpoints)).manifest)
-    pairs = SourceLoss("pairs", LossReport(0.5, 24, 20, (0.25,)), None, 0, scores_words=False, shown=("reward_margin",))
+    pairs = SourceLoss(
+        "pairs", LossReport(0.5, 24, 20, (0.25,)), None, 0, scores_words=False, shown=("rewards/margins",)
+    )
     pixels = SourceLoss("digits", LossReport(0.25, 64, 0), None, 0, chooses=False, scores_words=False)
     report = HeldOutReport("runs/a", None, "dpo", "validation", [pairs, pixels], [WEB], subject)
     keep_evaluation(subject, report.data, SETTINGS["loss"], report.facts())

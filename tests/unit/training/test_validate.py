@@ -49,9 +49,9 @@ def test_no_target_is_no_loss_and_not_the_best_one():
 
 def test_the_rewards_of_pairs_are_means_over_all_sources():
     reports = [LossReport(0.5, 10, 8, (0.25, 0.5)), LossReport(0.25, 30, 30, (0.75, 0.5))]
-    row = _describe([WEB, CODE], reports, "pairs", ("reward_margin", "reward_chosen"), scores_words=False)
+    row = _describe([WEB, CODE], reports, "pairs", ("rewards/margins", "rewards/chosen"), scores_words=False)
     assert (row["val_pairs"], row["val_accuracy"]) == (40, 0.95)
-    assert (row["val_reward_margin"], row["val_reward_chosen"]) == (0.625, 0.5)
+    assert (row["val_rewards/margins"], row["val_rewards/chosen"]) == (0.625, 0.5)
     assert not row.keys() & {"val_perplexity", "val_tokens"}
 
 
