@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pydantic import ValidationError
 
 from pretrain.config.base import MAX_LAYERS, MAX_ROWS, Section
-from pretrain.config.model import ModelConfig, SpecialTokens, StackConfig
+from pretrain.config.model import ModelConfig, SpecialTokens
 from pretrain.errors import ConfigError
 from pretrain.utils.safe_read import MAX_INT
 
@@ -184,10 +184,11 @@ def by_holder(values: Mapping[str, Any]) -> defaultdict[str, dict[str, Any]]:
     return parts
 
 
-def write_keys(part: ModelConfig | StackConfig, keys: Keys) -> dict[str, Any]:
+def write_keys(part: Section, keys: Keys) -> dict[str, Any]:
     """Returns the values of a table under their keys, the inverse of `Fields.read`."""
     # A null is the stack's dropout, and its bias.
     resolved = {"attention_dropout": "attention_weight_dropout", "qkv_bias": "has_qkv_bias"}
+    resolved["output_bias"] = "has_output_bias"
     return {key: getattr(part, resolved.get(ours, ours)) for key, (ours, _) in keys.items()}
 
 

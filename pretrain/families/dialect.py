@@ -74,6 +74,12 @@ QK_NORMS = {
 }
 
 
+_FEEDFORWARD = "feedforward."
+"""Beginning of the names of the modules of a feed-forward layer."""
+DENSE = {ours: LLAMA_MODULES[ours] for ours in ("feedforward.gate_up", "feedforward.down")}
+"""Modules of a feed-forward layer where other layers have experts."""
+
+
 def one_norm_modules(config: ModelConfig) -> dict[str, Any]:
     """Returns LLaMA's modules, without the second norm where both sub-layers read the first."""
     left_out = "feedforward_norm" if config.last_stack.parallel == "one_norm" else ""
@@ -113,9 +119,11 @@ class Dialect:
         biases: Keys that its linear layers follow, of `attention_bias` and `mlp_bias`.
         built_in: Values of the stack that no key changes.
         windows: Layers that may have one: none, all, all if a flag is set (`flagged`), or those of
-            `layer_types`, by default by Qwen's flags (`listed`), or all but every n-th (n).
+            `layer_types`, by default by Qwen's flags (`listed`), all but every n-th (n), or all but
+            those whose number it accepts.
         missing: Further defaults.
         modules: Our modules of a block and theirs, of a config.
+        further: Weights of a block that are no modules, with names within it.
         mixers: Tensors of the layers of other mixers than attention, by the mixer's name.
         order: Rows of ours in those of their projections of queries, keys and values (`Weight`), and
             of norms of these, which have as many rows as so many heads.
@@ -143,11 +151,12 @@ class Dialect:
     tokens: Mapping[str, int | None] = field(default_factory=dict)
     biases: tuple[str, ...] = ()
     built_in: Mapping[str, Any] = field(default_factory=dict)
-    windows: str | int = "none"
+    windows: str | int | Callable[[int], bool] = "none"
     rope: RopeKeys | None = None
     missing: Mapping[str, Any] = field(default_factory=dict)
     names: Names = _NAMES
     modules: Callable[[ModelConfig], Mapping[str, Any]] = lambda config: LLAMA_MODULES
+    further: Callable[[StackConfig], list[Weight]] = lambda stack: []
     mixers: Mapping[str, MixerTensors] = field(default_factory=dict)
     order: Callable[[StackConfig], tuple[int, ...]] = lambda stack: ()
     joined_norms: bool = False
@@ -178,9 +187,13 @@ def _read_windows(dialect: Dialect, fields: Fields, layers: int) -> dict[str, An
         return {}
     if dialect.windows == "all":
         return {"window": fields.optional_integer("sliding_window", 4096)}
-    if isinstance(dialect.windows, int):
-        usual = periodic_types(fields, layers, dialect.windows)
+    if not isinstance(dialect.windows, str):
         window = fields.optional_integer("sliding_window", 4096)
+        if isinstance(dialect.windows, int):
+            usual = periodic_types(fields, layers, dialect.windows)
+        else:
+            is_full = [window is None or dialect.windows(number) for number in range(layers)]
+            usual = [FULL if full else SLIDING for full in is_full]
         return read_layer_types(fields, layers, window, usual)
     window = None
     if fields.flag("use_sliding_window", False):
@@ -198,7 +211,7 @@ def _write_windows(dialect: Dialect, stack: StackConfig) -> dict[str, Any]:
     if dialect.windows == "all":
         return {"sliding_window": stack.window}
     slides = [window is not None for window in stack.windows]
-    if isinstance(dialect.windows, int):
+    if not isinstance(dialect.windows, str):
         # Theirs divides by it in layers without one, too.
         return {"sliding_window": stack.window or 4096, **write_layer_types(stack)}
     if dialect.windows == "flagged":
@@ -271,9 +284,9 @@ def _write_config(dialect: Dialect, config: ModelConfig) -> dict[str, Any]:
     if "mlp_bias" in dialect.biases:
         values["mlp_bias"] = stack.bias
     holders = {"": stack, "head": config.head, "model": config}
-    for key, (name, _) in dialect.more.items():
+    for key, (name, default) in dialect.more.items():
         holder, _, inner = name.rpartition(".")
-        values[key] = getattr(holders[holder], inner)
+        values |= write_keys(holders[holder], {key: (inner, default)})
     return values | dialect.write(config)
 
 
@@ -292,27 +305,66 @@ def _mixer_weights(
     return weights
 
 
+def _rows_of(modules: Mapping[str, Any], stack: StackConfig) -> dict[str, dict[str, int]]:
+    return {
+        ours: stacked(ours, theirs, stack) if isinstance(theirs, tuple) else theirs for ours, theirs in modules.items()
+    }
+
+
+@dataclass(frozen=True, slots=True)
+class LayerWeights:
+    """Weights of the layers of a model.
+
+    Attributes:
+        modules: Modules of a layer with their rows; `dense`: where other layers have experts.
+        further: Weights that are no modules, with names within a layer.
+        order: Rows of queries, keys and values.
+    """
+
+    dialect: Dialect
+    stack: StackConfig
+    modules: dict[str, dict[str, int]]
+    dense: dict[str, dict[str, int]]
+    further: list[Weight]
+    order: tuple[int, ...]
+
+    @staticmethod
+    def of(dialect: Dialect, config: ModelConfig) -> "LayerWeights":
+        """Returns the weights of the layers of a model."""
+        stack = config.last_stack
+        modules = _rows_of(dialect.modules(config), stack)
+        beside = {ours: rows for ours, rows in modules.items() if not ours.startswith(_FEEDFORWARD)}
+        dense = beside | _rows_of(DENSE, stack)
+        return LayerWeights(dialect, stack, modules, dense, dialect.further(stack), dialect.order(stack))
+
+    def at(self, place: tuple[str, str], number: int) -> list[Weight]:
+        """Returns the weights of the layer of a number, whose names begin with `place`, ours and theirs."""
+        stack = self.stack
+        mixer = self.dialect.mixers.get(stack.mixer_name(number))
+        if mixer is not None:
+            return _mixer_weights(mixer, self.modules, place, stack)
+        is_dense = stack.experts is not None and not stack.has_experts(number)
+        further = [one for one in self.further if not (is_dense and one.ours.startswith(_FEEDFORWARD))]
+        weights = [replace(one, **of_layer(place, one)) for one in further]
+        for ours, theirs in (self.dense if is_dense else self.modules).items():
+            made = affine(*place, {ours: theirs}, bias=has_bias(ours, stack))
+            is_turned = ours.startswith("attention.") and ours != "attention.output"
+            weights += [self._turned(ours, theirs, one) for one in made] if is_turned else made
+        return weights
+
+    def _turned(self, ours: str, theirs: dict[str, int], weight: Weight) -> Weight:
+        length, width = sum(theirs.values()), self.stack.per_head_width
+        has_heads = self.dialect.joined_norms and ours.endswith("norm")
+        shape = (length // width, width) if has_heads else None
+        return replace(weight, order=self.order[:length], shape=shape)
+
+
 def _weights(dialect: Dialect, config: ModelConfig) -> list[Weight]:
     stack, names = config.last_stack, dialect.names
-    modules: dict[str, dict[str, int]] = {}
-    for ours, theirs in dialect.modules(config).items():
-        modules[ours] = stacked(ours, theirs, stack) if isinstance(theirs, tuple) else theirs
-    order = dialect.order(stack)
+    layers = LayerWeights.of(dialect, config)
     tensors = [table("embedding.weight", names.words, config.vocab_size)]
     for number in range(stack.layers):
-        place = f"decoder.blocks.{number}.", names.layer.format(number)
-        mixer = dialect.mixers.get(stack.mixer_name(number))
-        if mixer is not None:
-            tensors += _mixer_weights(mixer, modules, place, stack)
-            continue
-        for ours, theirs in modules.items():
-            weights = affine(*place, {ours: theirs}, bias=has_bias(ours, stack))
-            if ours.startswith("attention.") and ours != "attention.output":
-                length = sum(theirs.values())
-                heads = (length // stack.per_head_width, stack.per_head_width)
-                shape = heads if dialect.joined_norms and ours.endswith("norm") else None
-                weights = [replace(one, order=order[:length], shape=shape) for one in weights]
-            tensors += weights
+        tensors += layers.at((f"decoder.blocks.{number}.", names.layer.format(number)), number)
     norm = {"norm": {names.norm: stack.width}} if names.norm else {}
     tensors += affine("decoder.", names.prefix, norm, bias=stack.has_norm_bias)
     if config.head.bias and config.head.record.scores_words:

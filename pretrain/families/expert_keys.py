@@ -1,12 +1,13 @@
 """Keys and tensors of experts, each of whose matrices is a tensor of theirs."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
-from pretrain.config.model import ModelConfig
-from pretrain.families.config_json import Fields
+from pretrain.config.model import ModelConfig, StackConfig
+from pretrain.families.config_json import Fields, Keys, write_keys
+from pretrain.families.family import Weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,64 +23,103 @@ class ExpertKeys:
     width: tuple[str, int] | None = None  # key of their hidden width; None: that of dense layers
     normalizes: bool | None = None  # weights of the chosen sum to 1; None: by `norm_topk_prob`
     mixed: bool = False  # keys tell which layers have experts
+    more: Keys = field(default_factory=dict)  # further keys, of the section `experts`
+    built_in: Mapping[str, Any] = field(default_factory=dict)  # values of it that no key changes
+    shared: str = ""  # name of the layer of shared experts
+    shared_width: tuple[str, int] | None = None  # key of its width, where it has a gate
+    bias: str = ""  # tensor of the biases by which sigmoids are chosen; empty: a softmax
 
-
-def _read_experts(keys: ExpertKeys, fields: Fields) -> dict[str, Any]:
-    hidden = fields.integer("intermediate_size")  # the width of dense layers, which are none
-    count, top_k = keys.defaults
-    for key in reversed(keys.count):
-        count = fields.integer(key, count)
-    width = hidden if keys.width is None else fields.integer(*keys.width)
-    weight = fields.number("router_aux_loss_coef", 0.001)
-    normalizes = keys.normalizes
-    if normalizes is None:
-        normalizes = fields.flag("norm_topk_prob", False)
-        if keys.mixed:
+    def read(self, fields: Fields) -> dict[str, Any]:
+        """Returns the section of experts, as `Dialect.read`."""
+        hidden = fields.integer("intermediate_size")  # the width of dense layers, which may be none
+        count, top_k = self.defaults
+        for key in reversed(self.count):
+            count = fields.integer(key, count)
+        width = hidden if self.width is None else fields.integer(*self.width)
+        if self.mixed:
             fields.only("decoder_sparse_step", 1, "some layers would be dense")
             fields.only("mlp_only_layers", [], "some layers would be dense")
-    else:
-        fields.only("router_jitter_noise", 0.0, "the router would read its input times noise")
-    experts = {
-        "count": count,
-        "top_k": fields.integer("num_experts_per_tok", top_k),
-        "width": None if width == hidden else width,
-        "normalize": normalizes,
-        **({"balance_weight": weight} if weight > 0 else {"balance": "none"}),
-    }
-    return {"experts": experts}
+        if self.normalizes is not None:
+            fields.only("router_jitter_noise", 0.0, "the router would read its input times noise")
+        experts = {
+            "count": count,
+            "top_k": fields.integer("num_experts_per_tok", top_k),
+            "width": None if width == hidden else width,
+            "normalize": fields.flag("norm_topk_prob", False) if self.normalizes is None else self.normalizes,
+            **_read_balance(self, fields),
+            **fields.read(self.more),
+            **self.built_in,
+        }
+        if self.shared_width:
+            shared = fields.integer(*self.shared_width)
+            experts |= {"shared": 1, "shared_gate": True}
+            experts |= {} if shared == width else {"shared_width": shared}
+        return {"experts": experts}
+
+    def write(self, config: ModelConfig) -> dict[str, Any]:
+        """Returns the keys of the experts, as `Dialect.write`."""
+        stack = config.last_stack
+        experts = stack.experts
+        if experts is None:
+            return {}
+        values: dict[str, Any] = {self.count[-1]: experts.count}
+        values["num_experts_per_tok"] = experts.top_k
+        values[self.width[0] if self.width else "intermediate_size"] = stack.expert_width
+        if not self.bias:
+            values["router_aux_loss_coef"] = experts.balance_weight if experts.balance == "loss" else 0.0
+        if self.normalizes is None:
+            values["norm_topk_prob"] = experts.normalize
+        if self.shared_width:
+            values |= {self.shared_width[0]: stack.shared_width, "intermediate_size": stack.ff_width}
+        values |= write_keys(experts, self.more)
+        return values | ({"decoder_sparse_step": 1, "mlp_only_layers": []} if self.mixed else {})
+
+    def modules(self, others: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
+        """Returns the modules of a layer, as `Dialect.modules`; `others`: beside its experts."""
+        stack = config.last_stack
+        experts = stack.experts
+        if experts is None:
+            return dict(others)
+        numbers = [f"{self.module}.experts.{number}." for number in range(experts.count)]
+        halves = [f"{name}{part}" for name in numbers for part in (self.gate, self.up)]
+        modules = {
+            **others,
+            "feedforward.router": {f"{self.module}.gate": experts.count},
+            "feedforward.gate_up": dict.fromkeys(halves, stack.expert_width),
+            "feedforward.down": dict.fromkeys((f"{name}{self.down}" for name in numbers), stack.width),
+        }
+        return modules | (self._shared(stack) if self.shared and experts.shared else {})
+
+    def _shared(self, stack: StackConfig) -> dict[str, Any]:
+        shared = f"{self.module}.{self.shared}"
+        halves = [f"{shared}.{self.gate}", f"{shared}.{self.up}"]
+        has_gate = stack.experts is not None and stack.experts.shared_gate
+        return {
+            "feedforward.shared.gate_up": dict.fromkeys(halves, stack.shared_width),
+            "feedforward.shared.down": {f"{shared}.{self.down}": stack.width},
+            **({"feedforward.shared_gate": {f"{shared}_gate": 1}} if has_gate else {}),
+        }
+
+    def further(self, stack: StackConfig) -> list[Weight]:
+        """Returns the biases of the choice, as `Dialect.further`."""
+        if stack.experts is None or stack.experts.balance != "bias":
+            return []
+        theirs = f"{self.module}.{self.bias}", stack.experts.count
+        return [Weight("feedforward.router.balance.bias", (theirs,))]
 
 
-def _write_experts(keys: ExpertKeys, config: ModelConfig) -> dict[str, Any]:
-    stack = config.last_stack
-    experts = stack.experts
-    if experts is None:
-        return {}
-    values: dict[str, Any] = {keys.count[-1]: experts.count, "num_experts_per_tok": experts.top_k}
-    values["router_aux_loss_coef"] = experts.balance_weight if experts.balance == "loss" else 0.0
-    values[keys.width[0] if keys.width else "intermediate_size"] = stack.expert_width
-    if keys.normalizes is None:
-        values["norm_topk_prob"] = experts.normalize
-    return values | ({"decoder_sparse_step": 1, "mlp_only_layers": []} if keys.mixed else {})
-
-
-def _with_experts(keys: ExpertKeys, modules: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
-    stack = config.last_stack
-    if stack.experts is None:
-        return dict(modules)
-    numbers = [f"{keys.module}.experts.{number}." for number in range(stack.experts.count)]
-    halves = [f"{name}{part}" for name in numbers for part in (keys.gate, keys.up)]
-    return {
-        **modules,
-        "feedforward.router": {f"{keys.module}.gate": stack.experts.count},
-        "feedforward.gate_up": dict.fromkeys(halves, stack.expert_width),
-        "feedforward.down": dict.fromkeys((f"{name}{keys.down}" for name in numbers), stack.width),
-    }
+def _read_balance(keys: ExpertKeys, fields: Fields) -> dict[str, Any]:
+    if keys.bias:
+        return {"scores": "sigmoid", "balance": "bias"}
+    weight = fields.number("router_aux_loss_coef", 0.001)
+    return {"balance_weight": weight} if weight > 0 else {"balance": "none"}
 
 
 def expert_hooks(keys: ExpertKeys, modules: Mapping[str, Any]) -> dict[str, Any]:
     """Returns the fields of a `Dialect` with experts."""
     return {
-        "read": partial(_read_experts, keys),
-        "write": partial(_write_experts, keys),
-        "modules": partial(_with_experts, keys, modules),
+        "read": keys.read,
+        "write": keys.write,
+        "modules": partial(keys.modules, modules),
+        "further": keys.further,
     }

@@ -6,6 +6,7 @@ Rotary parameters come in the spellings of transformers 4 (`rope_theta`, `rope_s
 
 import math
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 from pretrain.config.model import ModelConfig, RotaryScaling, StackConfig
@@ -240,6 +241,19 @@ def read_heads(
     if head_width is not None and head_width * stack["heads"] == stack["width"]:
         head_width = None
     return {"kv_heads": None if kv_heads == stack["heads"] else kv_heads, "head_width": head_width}
+
+
+@cache
+def _halves(heads: int, width: int, rotated: int, kept: int) -> tuple[int, ...]:
+    inside = (*range(0, rotated, 2), *range(1, rotated, 2), *range(rotated, width))
+    turned = [head * width + row for head in range(heads) for row in inside]
+    return (*turned, *range(len(turned), len(turned) + kept * width))
+
+
+def halves_order(stack: StackConfig) -> tuple[int, ...]:
+    """Returns our rows of queries, keys and values in theirs, where the two of a rotated pair are neighbours."""
+    rotated = stack.heads + stack.num_kv_heads
+    return _halves(rotated, stack.per_head_width, stack.rotary_width, stack.num_kv_heads)
 
 
 def qkv_rows(stack: StackConfig) -> tuple[int, int, int]:

@@ -65,3 +65,8 @@ def test_every_family_is_compared_with_its_model_of_transformers():
     every = (DECODERS, ENCODERS, ENCODER_DECODERS, IMAGES, MAES, CAPTIONERS)
     compared = [make() for makers in every for make in makers.values()]
     assert {model.config.model_type for model in compared} == set(FAMILIES)
+
+
+def test_the_readme_counts_the_families():
+    readme = Path(__file__).parents[2] / "README.md"
+    assert f"models of {len(FAMILIES)} Hugging Face families" in readme.read_text()

@@ -33,6 +33,7 @@ SIZES = {
     **dict.fromkeys(("num_local_experts", "num_experts", "num_channels"), 3),
     "decoder_ffn_dim": 35, "embedding_size": 24, "moe_intermediate_size": 21, "num_experts_per_tok": 2,
     "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 20, "kv_lora_rank": 16,
+    "shared_expert_intermediate_size": 19,
     "qk_nope_head_dim": 12, "v_head_dim": 10, "decoder_hidden_size": 32, "decoder_intermediate_size": 33,
     "image_size": 30, "patch_size": 10, "sliding_window": 7, "alibi": False, "pad_token_id": 3, "bos_token_id": 1,
     "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2, "decoder_start_token_id": 3, "forced_eos_token_id": 2,

@@ -3,14 +3,13 @@
 Neighbouring dimensions of a head are rotated, which here are a half apart.
 """
 
-from functools import cache
 from typing import Any
 
-from pretrain.config.model import ModelConfig, StackConfig
+from pretrain.config.model import ModelConfig
 from pretrain.families.config_json import Fields
 from pretrain.families.decoders.llama import LLAMA_STACK
 from pretrain.families.dialect import QK_NORMS, Dialect, decoder_family, one_norm_modules
-from pretrain.families.rotary_keys import FULL, periodic_types
+from pretrain.families.rotary_keys import FULL, halves_order, periodic_types
 from pretrain.families.sizes import Architecture
 
 _COHERE = Architecture(
@@ -57,18 +56,6 @@ _BUILT_IN = {"norm": "layer", "norm_bias": False, "parallel": "one_norm"}
 _SCALED = {"logit_scale": ("head.scale", 0.0625)}
 
 
-@cache
-def _halves(heads: int, kv_heads: int, width: int) -> tuple[int, ...]:
-    pairs = [*range(0, width, 2), *range(1, width, 2)]
-    turned = [head * width + row for head in range(heads + kv_heads) for row in pairs]
-    return (*turned, *range(len(turned), len(turned) + kv_heads * width))
-
-
-def _halves_order(stack: StackConfig) -> tuple[int, ...]:
-    """Returns our rows in theirs, where a pair of rotated dimensions are neighbours."""
-    return _halves(stack.heads, stack.num_kv_heads, stack.per_head_width)
-
-
 def _cohere_modules(config: ModelConfig) -> dict[str, Any]:
     return one_norm_modules(config) | (QK_NORMS if config.last_stack.qk_norm else {})
 
@@ -87,7 +74,7 @@ FAMILIES = tuple(
             model_type="cohere", sizes=_COHERE_SIZES, labels=False, name="Cohere",
             biases=("attention_bias",), tokens=_TOKENS, spelled={"rms_norm_eps": "layer_norm_eps"},
             defaults=_DEFAULTS, more=_SCALED, built_in=_BUILT_IN, missing={"rope_theta": 500000.0},
-            modules=_cohere_modules, order=_halves_order, joined_norms=True,
+            modules=_cohere_modules, order=halves_order, joined_norms=True,
             read=lambda fields: {"qk_norm": fields.flag("use_qk_norm", False) and "heads"},
             write=lambda config: {"use_qk_norm": bool(config.last_stack.qk_norm)},
         ),
@@ -95,7 +82,7 @@ FAMILIES = tuple(
             model_type="cohere2", sizes=_COHERE2_SIZES, labels=False, name="Cohere2",
             biases=("attention_bias",), tokens=_TOKENS, spelled={"rms_norm_eps": "layer_norm_eps"},
             defaults=_DEFAULTS, more=_SCALED, built_in=_BUILT_IN, windows=4, fixed_heads=True,
-            modules=one_norm_modules, order=_halves_order, read=_read_cohere2,
+            modules=one_norm_modules, order=halves_order, read=_read_cohere2,
         ),
     )
 )  # fmt: skip

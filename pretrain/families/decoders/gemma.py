@@ -1,8 +1,8 @@
-"""Gemma 1, 2 and 3 (Gemma Team 2024, 2024, 2025): norms that scale by one plus their weight.
+"""Gemma 1 to 3 and VaultGemma (Gemma Team 2024, 2024, 2025, 2025): norms that scale by one plus their weight.
 
 Embeddings are multiplied by sqrt(D). Gemma 2 adds norms of the outputs of sub-layers, soft caps and
 windows in every other layer; Gemma 3 norms of queries and keys, windows in five of six layers, and a
-period of its own in these.
+period of its own in these. VaultGemma is a Gemma 2 without norms of outputs.
 """
 
 from typing import Any
@@ -28,6 +28,12 @@ _GEMMA2 = Architecture(
     _GEMMA.ends | {"head": {"soft_cap": 30.0}},
 )
 """Gemma Team 2024 (Gemma 2), 2, table 1."""
+_VAULT = Architecture(
+    ("decoder",),
+    {**_GEMMA2.stack, "norm_placement": "pre", "window": 512},
+    _GEMMA2.ends | {"max_seq_len": 1024},
+)
+"""Gemma Team 2025 (VaultGemma), as released."""
 _GEMMA3 = Architecture(
     ("decoder",),
     _GEMMA.stack
@@ -54,6 +60,10 @@ _GEMMA2_SIZES = {
         2, 64, 4, 192, max_seq_len=128, kv_heads=2, head_width=24, window=16
     ),
 }  # fmt: skip
+_VAULT_SIZES = {
+    "vaultgemma-1b": _VAULT.size(26, 1152, 4, 6912, of=(256000, 1_038_741_120)),
+    "vaultgemma-tiny": _VAULT.size(2, 64, 4, 192, max_seq_len=128, head_width=24, window=16),
+}
 _GEMMA3_SIZES = {
     # Gemma Team 2025, table 1, without the encoder of images; of the larger ones the longer context.
     "gemma3-270m": _GEMMA3.size(
@@ -91,6 +101,7 @@ _SANDWICH_MODULES = {
     "feedforward_norm": ("pre_feedforward_layernorm",),
     "feedforward_output_norm": ("post_feedforward_layernorm",),
 }
+_VAULT_MODULES = {**LLAMA_MODULES, "feedforward_norm": ("pre_feedforward_layernorm",)}
 _DEFAULTS = {"max_position_embeddings": 8192, "tie_word_embeddings": True, "vocab_size": 256000}
 _DEFAULTS_2 = _DEFAULTS | {"hidden_size": 2304, "intermediate_size": 9216, "num_hidden_layers": 26}
 _DEFAULTS_2 |= {"num_attention_heads": 8}
@@ -148,6 +159,15 @@ FAMILIES = tuple(
             missing={"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
             built_in=_SANDWICH, refused=_REFUSED, read=_read_capped, write=_write_capped,
             modules=lambda config: _SANDWICH_MODULES,
+        ),
+        Dialect(
+            model_type="vaultgemma", name="VaultGemma", sizes=_VAULT_SIZES, labels=False,
+            biases=("attention_bias",), kv_heads=4,
+            head_width=256, tokens=_TOKENS,
+            defaults=_DEFAULTS_2, spelled={"hidden_act": "hidden_activation"}, windows=2, divides=True,
+            missing={"attn_logit_softcapping": 50.0, "final_logit_softcapping": 30.0},
+            built_in=_BUILT_IN, read=_read_capped, write=_write_capped,
+            modules=lambda config: _VAULT_MODULES,
         ),
         Dialect(
             model_type="gemma3_text", sizes=_GEMMA3_SIZES, name="Gemma3", base="Gemma3TextModel",

@@ -1,4 +1,7 @@
-"""Mistral (Jiang et al. 2023), a LLaMA with windows, and Mixtral (Jiang et al. 2024), with experts too."""
+"""Mistral (Jiang et al. 2023), a LLaMA with windows, Ministral, with windows in any layers, and Mixtral.
+
+Mixtral (Jiang et al. 2024) has experts too.
+"""
 
 from pretrain.families.decoders.llama import LLAMA, LLAMA_STACK
 from pretrain.families.dialect import LLAMA_MODULES, Dialect, decoder_family
@@ -17,6 +20,17 @@ _MISTRAL_SIZES = {
         32, 4096, 32, 14336, of=(32000, 7_241_732_096), max_seq_len=32768, kv_heads=8, window=4096
     ),
     "mistral-tiny": LLAMA.size(2, 64, 4, 192, max_seq_len=128, kv_heads=2, window=16),
+}  # fmt: skip
+_MINISTRAL = LLAMA._replace(ends=LLAMA.ends | {"family": "ministral"})
+_MINISTRAL_SIZES = {
+    # Mistral AI 2024 (Ministral), as released: windows in three of four layers, after the first.
+    "ministral-8b": _MINISTRAL.size(
+        36, 4096, 32, 12288, of=(131072, 8_019_808_256), max_seq_len=32768, kv_heads=8, window=32768,
+        global_every=4, rope_theta=1e8,
+    ),
+    "ministral-tiny": _MINISTRAL.size(
+        4, 64, 4, 192, max_seq_len=128, kv_heads=2, window=16, global_every=4
+    ),
 }  # fmt: skip
 _MIXTRAL_SIZES = {
     # Jiang et al. 2024; the larger one as released.
@@ -39,6 +53,11 @@ FAMILIES = tuple(
         Dialect(
             model_type="mistral", name="Mistral", sizes=_MISTRAL_SIZES, answers="model.",
             windows="all", kv_heads=8, tokens=_TOKENS,
+            defaults={"intermediate_size": 14336, "max_position_embeddings": 131072},
+        ),
+        Dialect(
+            model_type="ministral", name="Ministral", sizes=_MINISTRAL_SIZES, answers="transformer.",
+            windows=lambda number: False, kv_heads=8, tokens=_TOKENS,
             defaults={"intermediate_size": 14336, "max_position_embeddings": 131072},
         ),
         Dialect(

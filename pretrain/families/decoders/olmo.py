@@ -69,7 +69,7 @@ _EXPERTS = ExpertKeys(("num_experts",), (64, 8), "mlp", "gate_proj", "up_proj", 
 _CLIPPED = {"clip_qkv": (None, "queries, keys and values would be clipped")}
 _UNWEIGHTED = {ours: theirs for ours, theirs in LLAMA_MODULES.items() if not ours.endswith("norm")}
 _NORMED_MODULES = {**LLAMA_MODULES, **QK_NORMS}
-_OUTPUT_NORMS = {
+OUTPUT_NORMS = {
     **_NORMED_MODULES,
     "attention_norm": ("post_attention_layernorm",),
     "feedforward_norm": ("post_feedforward_layernorm",),
@@ -92,12 +92,12 @@ FAMILIES = tuple(
         ),
         Dialect(
             model_type="olmo2", name="Olmo2", sizes=_OLMO2_SIZES, built_in=_NORMED_OUTPUTS,
-            refused=_CLIPPED, modules=lambda config: _OUTPUT_NORMS, **_ALL,
+            refused=_CLIPPED, modules=lambda config: OUTPUT_NORMS, **_ALL,
         ),
         Dialect(
             model_type="olmo3", name="Olmo3", sizes=_OLMO3_SIZES, windows=4, built_in=_NORMED_OUTPUTS,
             rope=RopeKeys(local=(None, 500000.0)), missing={"rope_theta": 500000.0},
-            modules=lambda config: _OUTPUT_NORMS, **_ALL,
+            modules=lambda config: OUTPUT_NORMS, **_ALL,
         ),
         Dialect(
             model_type="olmoe", name="Olmoe", sizes=_OLMOE_SIZES, labels=False, fixed_heads=True,

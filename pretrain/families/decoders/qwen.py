@@ -1,5 +1,12 @@
-"""Qwen 2 and 3 (Yang et al. 2024, 2025): a LLaMA with biases or norms of queries and keys, or with experts."""
+"""Qwen 2 and 3 (Yang et al. 2024, 2025): a LLaMA with biases or norms of queries and keys, or with experts.
 
+Qwen 1.5 and 2 with experts (`qwen2_moe`) have a shared one behind a gate.
+"""
+
+from typing import Any
+
+from pretrain.config.model import ModelConfig
+from pretrain.families.config_json import Fields, refusal
 from pretrain.families.decoders.llama import LLAMA_STACK
 from pretrain.families.dialect import LLAMA_MODULES, QK_NORMS, Dialect, decoder_family
 from pretrain.families.expert_keys import ExpertKeys, expert_hooks
@@ -70,12 +77,47 @@ _MOE_SIZES = {
         2, 64, 4, 192, max_seq_len=128, kv_heads=2, head_width=24, experts=_experts(8, 2, 48)
     ),
 }  # fmt: skip
+_QWEN2_MOE = Architecture(("decoder",), _QWEN2.stack, {"max_seq_len": 8192, "tied_embeddings": False})
+"""Qwen team 2024 (Qwen1.5-MoE): weights of the chosen experts are their scores."""
+_SHARED = {"shared": 1, "shared_gate": True, "normalize": False, "balance_weight": 0.001}
+_MOE2_SIZES = {
+    "qwen2_moe-14b-a2.7b": _QWEN2_MOE.size(
+        24, 2048, 16, 5632, of=(151936, 14_315_784_192),
+        experts={"count": 60, "top_k": 4, "width": 1408, "shared_width": 5632, **_SHARED},
+    ),
+    "qwen2_moe-tiny": _QWEN2_MOE.size(
+        2, 64, 4, 192, max_seq_len=128, kv_heads=2,
+        experts={"count": 4, "top_k": 2, "width": 48, "shared_width": 80, **_SHARED},
+    ),
+}  # fmt: skip
 _MOE_KEYS = ExpertKeys(
     ("num_local_experts", "num_experts"), (128, 8), "mlp", "gate_proj", "up_proj", "down_proj",
     width=("moe_intermediate_size", 768), mixed=True,
 )  # fmt: skip
+_MOE2_KEYS = ExpertKeys(
+    ("num_local_experts", "num_experts"), (60, 4), "mlp", "gate_proj", "up_proj", "down_proj",
+    width=("moe_intermediate_size", 1408), mixed=True, shared="shared_expert",
+    shared_width=("shared_expert_intermediate_size", 5632),
+)  # fmt: skip
 _DEFAULTS = {"vocab_size": 151936, "intermediate_size": 22016, "max_position_embeddings": 32768}
 _NORMED_MODULES = {**LLAMA_MODULES, **QK_NORMS}
+
+
+def _read_moe2(fields: Fields) -> dict[str, Any]:
+    if not fields.flag("use_sliding_window", False):
+        fields.values["sliding_window"] = None
+    elif fields.values.get("layer_types") is None:
+        layers = fields.integer("num_hidden_layers", 24)
+        if fields.integer("max_window_layers", 28) < layers:
+            why = f"without layer_types only {layers} or more can be represented"
+            raise refusal("max_window_layers", fields.values["max_window_layers"], why)
+    return _MOE2_KEYS.read(fields)
+
+
+def _write_moe2(config: ModelConfig) -> dict[str, Any]:
+    slides = any(window is not None for window in config.last_stack.windows)
+    return _MOE2_KEYS.write(config) | {"use_sliding_window": slides}
+
 
 FAMILIES = tuple(
     decoder_family(dialect)
@@ -83,6 +125,16 @@ FAMILIES = tuple(
         Dialect(
             model_type="qwen2", name="Qwen2", sizes=_QWEN2_SIZES, answers="transformer.",
             windows="listed", defaults=_DEFAULTS, kv_heads=32, built_in={"qkv_bias": True},
+        ),
+        Dialect(
+            model_type="qwen2_moe", name="Qwen2Moe", sizes=_MOE2_SIZES, answers="model.", kv_heads=16,
+            windows=lambda number: number % 2 > 0, more={"qkv_bias": ("qkv_bias", True)},
+            defaults={
+                "vocab_size": 151936, "hidden_size": 2048, "num_hidden_layers": 24,
+                "num_attention_heads": 16, "max_position_embeddings": 32768,
+            },
+            missing={"intermediate_size": 5632},
+            **(expert_hooks(_MOE2_KEYS, LLAMA_MODULES) | {"read": _read_moe2, "write": _write_moe2}),
         ),
         Dialect(
             model_type="qwen3", name="Qwen3", sizes=_QWEN3_SIZES, answers="transformer.",

@@ -1,12 +1,13 @@
 """Qwen3-Next (Qwen team 2025): three layers of the gated delta rule to one of gated attention, and experts."""
 
+from functools import partial
 from typing import Any
 
 from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.families.config_json import Fields, Keys, refusal
 from pretrain.families.decoders.llama import LLAMA_STACK
 from pretrain.families.dialect import LLAMA_MODULES, QK_NORMS, Dialect, decoder_family
-from pretrain.families.expert_keys import ExpertKeys, expert_hooks
+from pretrain.families.expert_keys import ExpertKeys
 from pretrain.families.family import Weight
 from pretrain.families.mixer_keys import (
     LINEAR,
@@ -53,9 +54,10 @@ _SIZES = {
 }  # fmt: skip
 _EXPERTS = ExpertKeys(
     ("num_local_experts", "num_experts"), (512, 10), "mlp", "gate_proj", "up_proj", "down_proj",
-    width=("moe_intermediate_size", 512), mixed=True,
+    width=("moe_intermediate_size", 512), mixed=True, more={"norm_topk_prob": ("normalize", True)},
+    shared="shared_expert", shared_width=("shared_expert_intermediate_size", 512),
 )  # fmt: skip
-_HOOKS = expert_hooks(_EXPERTS, {**LLAMA_MODULES, **QK_NORMS})
+_MODULES = {**LLAMA_MODULES, **QK_NORMS}
 _KINDS = {LINEAR: "delta"}
 _SIZE_KEYS: Keys = {
     "linear_num_key_heads": ("heads", 16),
@@ -67,17 +69,12 @@ _SIZE_KEYS: Keys = {
 
 
 def _read(fields: Fields) -> dict[str, Any]:
-    values = _HOOKS["read"](fields)
+    values = _EXPERTS.read(fields)
     layers = fields.integer("num_hidden_layers", 48)
     every = fields.integer("full_attention_interval", 4)
     if every < 1:
         raise refusal("full_attention_interval", every, "must be 1 or more")
     usual = [LINEAR if (number + 1) % every else FULL for number in range(layers)]
-    shared = fields.integer("shared_expert_intermediate_size", 512)
-    values["experts"] |= {"shared": 1, "shared_gate": True}
-    if shared != fields.integer("moe_intermediate_size", 512):
-        values["experts"]["shared_width"] = shared
-    values["experts"]["normalize"] = fields.flag("norm_topk_prob", True)
     delta = fields.read(_SIZE_KEYS) | {"negative_eigenvalues": False}
     delta["norm_eps"] = fields.number("rms_norm_eps", 1e-6)
     return values | {"mixers": read_mixers(fields, usual, _KINDS), "delta": delta}
@@ -86,25 +83,9 @@ def _read(fields: Fields) -> dict[str, Any]:
 def _write(config: ModelConfig) -> dict[str, Any]:
     stack = config.last_stack
     sizes = stack.delta.sizes(stack.width, stack.heads)
-    return _HOOKS["write"](config) | {
+    return _EXPERTS.write(config) | {
         **{key: getattr(sizes, ours) for key, (ours, _) in _SIZE_KEYS.items()},
-        "intermediate_size": stack.ff_width,
-        "shared_expert_intermediate_size": stack.shared_width,
         "layer_types": write_mixers(stack, _KINDS),
-    }
-
-
-def _modules(config: ModelConfig) -> dict[str, Any]:
-    modules = _HOOKS["modules"](config)
-    stack = config.last_stack
-    if stack.experts is None or not stack.experts.shared:
-        return modules
-    hidden = stack.shared_width
-    shared = "mlp.shared_expert"
-    return modules | {
-        "feedforward.shared.gate_up": {f"{shared}.gate_proj": hidden, f"{shared}.up_proj": hidden},
-        "feedforward.shared.down": {f"{shared}.down_proj": stack.width},
-        "feedforward.shared_gate": {f"{shared}_gate": 1},
     }
 
 
@@ -162,7 +143,7 @@ FAMILIES = (
             },
             built_in=_NORMS,
             refused={"attention_bias": (False, "the attention layers would have biases, and experts none")},
-            read=_read, write=_write, modules=_modules, order=_order,
+            read=_read, write=_write, modules=partial(_EXPERTS.modules, _MODULES), order=_order,
             mixers={"delta": MixerTensors(_delta_weights)},
             missing={"intermediate_size": 5632}, ignored=(r"mtp\..*",),
         )

@@ -91,9 +91,9 @@ def nearest(family):
 @pytest.mark.parametrize(
     ("preset", "values", "message"),
     [
-        ("gpt2-tiny", {"model_type": "gptj", "rotary_dim": 64}, "gpt2, does not know its rotary_dim"),
-        ("mistral-tiny", {"model_type": "arcee"}, "mistral, knows all of its keys"),
-        ("bert-tiny", {"model_type": "mpnet", "relative_attention_num_buckets": 32},
+        ("gpt2-tiny", {"model_type": "ctrl", "rotary_dim": 64}, "gpt2, does not know its rotary_dim"),
+        ("mistral-tiny", {"model_type": "doge"}, "mistral, knows all of its keys"),
+        ("bert-tiny", {"model_type": "nezha", "relative_attention_num_buckets": 32},
          "bert, does not know its relative_attention_num_buckets"),
         ("mixtral-tiny", {"model_type": "jamba", **{f"mamba_{n}": 1 for n in range(10)}},
          f"mixtral, does not know its {', '.join(f'mamba_{n}' for n in range(8))} and 2 more"),

@@ -18,11 +18,15 @@ REGISTERED = {
     "GraniteForCausalLM", "LlamaForCausalLM", "MistralForCausalLM", "MixtralForCausalLM", "OlmoForCausalLM",
     "Olmo2ForCausalLM", "Olmo3ForCausalLM", "OlmoeForCausalLM", "PhiForCausalLM", "Phi3ForCausalLM", "Qwen2ForCausalLM",
     "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM", "BambaForCausalLM",
-    "Lfm2ForCausalLM",
-    "GraniteMoeHybridForCausalLM",    "OlmoHybridForCausalLM", "Qwen3NextForCausalLM",
+    "Lfm2ForCausalLM", "GraniteMoeHybridForCausalLM", "OlmoHybridForCausalLM", "Qwen3NextForCausalLM",
+    "ArceeForCausalLM", "Ernie4_5ForCausalLM", "Exaone4ForCausalLM", "GlmForCausalLM", "Glm4ForCausalLM",
+    "Qwen2MoeForCausalLM", "SeedOssForCausalLM",
 }  # fmt: skip
 """Classes with a loader of vLLM's own."""
-BY_TRANSFORMERS = {"SmolLM3ForCausalLM"}
+BY_TRANSFORMERS = {
+    "CwmForCausalLM", "HeliumForCausalLM", "HyperCLOVAXForCausalLM", "Jais2ForCausalLM", "MinistralForCausalLM",
+    "SmolLM3ForCausalLM", "VaultGemmaForCausalLM",
+}  # fmt: skip
 """Classes that vLLM runs by the model of transformers."""
 
 
