@@ -32,12 +32,15 @@ class ChunkLoss(NamedTuple):
 
     `exp_PV` is exp(z - largest z) in fp32 or fp64, `total_P1` its sum, `log_total_P1` log Z (None
     without a z-loss and label smoothing), and `cap_grad_PV` the derivative of the soft cap; None
-    without a cap or without `needs_grad`.
+    without a cap or without `needs_grad`. `place_P1` is the column of the target, 0 where it is
+    `ignored_P1`.
     """
 
     loss: Tensor
     nll_P1: Tensor
     num_correct: Tensor
+    place_P1: Tensor
+    ignored_P1: Tensor
     exp_PV: Tensor
     total_P1: Tensor
     log_total_P1: Tensor | None
@@ -54,7 +57,8 @@ def score_chunk(
         cap_grad_PV = 1 - logits_PV.square() if needs_grad else None
         logits_PV.mul_(form.soft_cap)
     logits_PV[:, form.vocab_size :] = -torch.inf
-    at_target_P1 = logits_PV.gather(1, targets_P1.clamp(min=0))
+    place_P1 = targets_P1.clamp(min=0)
+    at_target_P1 = logits_PV.gather(1, place_P1)
     if mixed_P2 is not None:
         second_P1, share_P1 = mixed_P2.to(logits_PV.dtype).split(1, dim=1)
         at_target_P1 = torch.lerp(at_target_P1, logits_PV.gather(1, second_P1.long()), share_P1)
@@ -70,17 +74,20 @@ def score_chunk(
     log_total_P1 = None
     if form.z_loss or mean_P1 is not None:
         log_total_P1 = total_P1.log() + largest_P1
-    loss_P1 = nll_P1
+    ignored_P1 = targets_P1 == IGNORE_INDEX
+    loss_P1 = nll_P1 = nll_P1.masked_fill(ignored_P1, 0)
     if mean_P1 is not None and log_total_P1 is not None:
         loss_P1 = torch.lerp(nll_P1, log_total_P1 - mean_P1, form.label_smoothing)
     if form.z_loss and log_total_P1 is not None:
         loss_P1 = loss_P1 + form.z_loss * log_total_P1.square()
-    ignored_P1 = targets_P1 == IGNORE_INDEX
-    loss_P1, nll_P1 = (torch.where(ignored_P1, 0, values_P1) for values_P1 in (loss_P1, nll_P1))
+    if log_total_P1 is not None:
+        loss_P1 = loss_P1.masked_fill(ignored_P1, 0)
     return ChunkLoss(
         loss=loss_P1.sum(),
         nll_P1=nll_P1,
         num_correct=(first_P1 == targets_P1).sum(),
+        place_P1=place_P1,
+        ignored_P1=ignored_P1,
         exp_PV=exp_PV,
         total_P1=total_P1,
         log_total_P1=log_total_P1,
@@ -89,8 +96,8 @@ def score_chunk(
 
 
 def grad_of_chunk(
-    chunk: ChunkLoss, targets_P1: Tensor, mixed_P2: Tensor | None, form: CrossEntropy, dtype: torch.dtype
-) -> Tensor:
+    chunk: ChunkLoss, mixed_P2: Tensor | None, form: CrossEntropy, dtype: torch.dtype
+) -> Tensor:  # fmt: skip
     """Returns d loss / d logits [P, V], zero where there is no target. Modifies the chunk in place.
 
     The division by the softmax's denominator comes last, in one pass with the rounding to `dtype`.
@@ -106,14 +113,14 @@ def grad_of_chunk(
     if torch.compiler.is_compiling():
         # Fused with the passes around it; for a scatter the compiler would store the chunk in fp32.
         columns_V = torch.arange(grad_PV.shape[1], device=grad_PV.device)
-        grad_PV.add_(torch.where(columns_V == targets_P1, at_target_P1, 0))
+        grad_PV.add_(torch.where(columns_V == chunk.place_P1, at_target_P1, 0))
     else:
-        grad_PV.scatter_add_(1, targets_P1.clamp(min=0), at_target_P1)
+        grad_PV.scatter_add_(1, chunk.place_P1, at_target_P1)
     if form.label_smoothing:
         grad_PV[:, : form.vocab_size].sub_(form.label_smoothing / form.vocab_size * chunk.total_P1)
     if chunk.cap_grad_PV is not None:
         grad_PV.mul_(chunk.cap_grad_PV)
-    scale_P1 = torch.where(targets_P1 == IGNORE_INDEX, 0, chunk.total_P1.reciprocal())
+    scale_P1 = chunk.total_P1.reciprocal().masked_fill(chunk.ignored_P1, 0)
     out_PV = grad_PV if dtype == grad_PV.dtype else torch.empty_like(grad_PV, dtype=dtype)
     return torch.mul(grad_PV, scale_P1, out=out_PV)
 
@@ -124,7 +131,7 @@ def sum_chunk(
     """Returns the loss, nll_P1, the correct targets and d loss / d logits (in their dtype) of P tokens."""
     exact = torch.promote_types(logits_PV.dtype, torch.float32)
     chunk = score_chunk(logits_PV.to(exact), targets_P1, mixed_P2, form, needs_grad)
-    grad_PV = grad_of_chunk(chunk, targets_P1, mixed_P2, form, logits_PV.dtype) if needs_grad else None
+    grad_PV = grad_of_chunk(chunk, mixed_P2, form, logits_PV.dtype) if needs_grad else None
     return chunk.loss, chunk.nll_P1, chunk.num_correct, grad_PV
 
 

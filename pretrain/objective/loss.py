@@ -30,7 +30,7 @@ computed.
 """
 
 from collections.abc import Callable, Sequence
-from functools import cache, partial
+from functools import cache, partial, reduce
 from typing import Any, NamedTuple, Protocol
 
 import torch
@@ -238,31 +238,51 @@ def linear_cross_entropy(
 
 
 class _Gradients:
-    """Gradients of hidden states, weight and bias, by chunks; None where they are not `needed`."""
+    """Gradients of hidden states, weight and bias, summed over chunks; None where they are not `needed`.
 
-    def __init__(
-        self, hidden_PD: Tensor, weight_VD: Tensor, bias_V: Tensor | None, needed: Sequence[bool], exact: torch.dtype
-    ) -> None:
-        for_hidden, for_weight, for_bias = needed
-        self.hidden_PD = torch.empty_like(hidden_PD) if for_hidden else None
-        self.weight_VD = torch.zeros_like(weight_VD, dtype=exact) if for_weight else None
-        has_bias = bias_V is not None and for_bias
-        self.bias_V = torch.zeros_like(bias_V, dtype=exact) if has_bias else None
+    The first chunk's are the sums to which others are added, without zeros before it.
+    """
+
+    def __init__(self, needed: Sequence[bool], exact: torch.dtype) -> None:
+        self._needed = needed
+        self._exact = exact
+        self.hidden_PD: Tensor | None = None
+        self.weight_VD: Tensor | None = None
+        self.bias_V: Tensor | None = None
+
+    def reserve(self, hidden_PD: Tensor) -> None:
+        """Takes the memory of the gradient of all hidden states, where there are several chunks."""
+        self.hidden_PD = torch.empty_like(hidden_PD) if self._needed[0] else None
 
     def add(self, chunk: slice, grad_PV: Tensor, hidden_PD: Tensor, weight_VD: Tensor, shared: Any) -> None:
-        if self.hidden_PD is not None and shared is not None:
-            self.hidden_PD[chunk] = shared.sum(grad_PV @ weight_VD, 0)
-        elif self.hidden_PD is not None:
-            torch.mm(grad_PV, weight_VD, out=self.hidden_PD[chunk])
-        weight = self.weight_VD
-        if weight is not None and weight.dtype == hidden_PD.dtype:
-            weight.addmm_(grad_PV.t(), hidden_PD)
-        elif weight is not None and _adds_in_fp32(hidden_PD.device, hidden_PD.dtype):
-            torch.addmm(weight, grad_PV.t(), hidden_PD, out_dtype=torch.float32, out=weight)
-        elif weight is not None:
-            weight.add_(grad_PV.t() @ hidden_PD)
-        if self.bias_V is not None:
-            self.bias_V += grad_PV.sum(dim=0, dtype=self.bias_V.dtype)
+        if self._needed[0]:
+            self._add_hidden(chunk, grad_PV, weight_VD, shared)
+        if self._needed[1]:
+            self.weight_VD = self._sum_weight(grad_PV.t(), hidden_PD)
+        if self._needed[2]:
+            bias_V = grad_PV.sum(dim=0, dtype=self._exact)
+            self.bias_V = bias_V if self.bias_V is None else self.bias_V.add_(bias_V)
+
+    def _add_hidden(self, chunk: slice, grad_PV: Tensor, weight_VD: Tensor, shared: Any) -> None:
+        rows = None if self.hidden_PD is None else self.hidden_PD[chunk]
+        if shared is None:
+            part_PD = torch.mm(grad_PV, weight_VD, out=rows)
+        else:
+            part_PD = shared.sum(grad_PV @ weight_VD, 0)
+            if rows is not None:
+                rows.copy_(part_PD)
+        self.hidden_PD = part_PD if rows is None else self.hidden_PD
+
+    def _sum_weight(self, grad_VP: Tensor, hidden_PD: Tensor) -> Tensor:
+        total = self.weight_VD
+        if hidden_PD.dtype == self._exact:
+            return torch.mm(grad_VP, hidden_PD) if total is None else total.addmm_(grad_VP, hidden_PD)
+        if not _adds_in_fp32(hidden_PD.device, hidden_PD.dtype):
+            product_VD = (grad_VP @ hidden_PD).to(self._exact)
+            return product_VD if total is None else total.add_(product_VD)
+        if total is None:
+            total = grad_VP.new_zeros(len(grad_VP), hidden_PD.shape[1], dtype=self._exact)
+        return torch.addmm(total, grad_VP, hidden_PD, out_dtype=torch.float32, out=total)
 
 
 class _Sums(torch.autograd.Function):
@@ -282,16 +302,15 @@ class _Sums(torch.autograd.Function):
         shared: Any,
     ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
         exact = torch.promote_types(hidden_PD.dtype, torch.float32)
-        loss_sum = hidden_PD.new_zeros((), dtype=exact)
-        nll_sum = hidden_PD.new_zeros((), dtype=exact)
-        nll_P = hidden_PD.new_empty(len(targets_P), dtype=exact)
-        num_correct = targets_P.new_zeros(())
         needed = [grad_enabled and needs for needs in ctx.needs_input_grad[:3]]
-        grads = _Gradients(hidden_PD, weight_VD, bias_V, needed, exact)
+        grads = _Gradients(needed, exact)
         needs_grad = any(needed)
+        sums, nll_parts = [], []
         rows = weight_VD.shape[0] * (shared.size if shared is not None else 1)
         size = max(1, num_logits // rows)
-        for start in range(0, hidden_PD.shape[0], size):
+        if size < len(targets_P):
+            grads.reserve(hidden_PD)
+        for start in range(0, max(1, len(targets_P)), size):
             chunk = slice(start, start + size)
             hidden = hidden_PD[chunk]
             targets_P1 = targets_P[chunk, None]
@@ -304,16 +323,17 @@ class _Sums(torch.autograd.Function):
                 weights_P1 = weights_P[chunk, None]
                 loss = (weights_P1 * nll_P1).sum()
                 grad_PV = None if grad_PV is None else grad_PV.mul_(weights_P1)
-            loss_sum += loss
-            nll_sum += nll_P1.sum()
-            nll_P[chunk] = nll_P1[:, 0]
-            num_correct += correct
+            sums.append((loss, nll_P1.sum(), correct))
+            nll_parts.append(nll_P1[:, 0])
             if grad_PV is not None:
                 grads.add(chunk, grad_PV, hidden, weight_VD, shared)
         if needs_grad:
             rounded = _round_like(grads.weight_VD, weight_VD), _round_like(grads.bias_V, bias_V)
             ctx.save_for_backward(grads.hidden_PD, *rounded)
+        loss_sum, nll_sum, num_correct = (reduce(torch.add, parts) for parts in zip(*sums, strict=True))
+        nll_P = nll_parts[0] if len(nll_parts) == 1 else torch.cat(nll_parts)
         ctx.mark_non_differentiable(nll_sum, num_correct, nll_P)
+        ctx.set_materialize_grads(False)
         return loss_sum, nll_sum, num_correct, nll_P
 
     @staticmethod

@@ -60,7 +60,10 @@ class LearnedPosition(nn.Module):
     def forward(self, x_BTD: Tensor, positions_BT: Tensor | None, place: RowPlace) -> PositionedInput:
         if positions_BT is None:
             start = self._first + place.offset
-            return PositionedInput(x_BTD + self.weight[start : start + x_BTD.shape[1]])
+            rows = slice(start, start + x_BTD.shape[1])
+            # The gradient of a part is a copy into zeros.
+            is_whole = rows == slice(0, len(self.weight))
+            return PositionedInput(x_BTD + (self.weight if is_whole else self.weight[rows]))
         rows_BT = positions_BT + self._first if self._first else positions_BT
         return PositionedInput(x_BTD + nn.functional.embedding(rows_BT, self.weight))
 
