@@ -87,19 +87,19 @@ def is_cut_safe(tokenizer: Tokenizer) -> bool:
     That holds for every kind that is trained here, and for a given tokenizer with one of their
     pre-tokenizers (GPT-2, BERT). Texts of others are encoded whole.
     """
-    split = _state(tokenizer.pre_tokenizer)
+    split = state_of(tokenizer.pre_tokenizer)
     kinds = ("bpe", "wordpiece", "unigram", "char")
-    states = [_state(build_pre_tokenizer(*options)) for options in product(kinds, (False, True))]
+    states = [state_of(build_pre_tokenizer(*options)) for options in product(kinds, (False, True))]
     added = tokenizer.get_added_tokens_decoder().values()
     return (
         split in states
-        and _is_context_free(_state(tokenizer.normalizer))
+        and _is_context_free(state_of(tokenizer.normalizer))
         and all(token.special or _is_word(token) for token in added)
         and not getattr(tokenizer.model, "dropout", None)
     )
 
 
-def _state(part: Any) -> Any:
+def state_of(part: Any) -> Any:
     """Returns a normalizer or pre-tokenizer as in tokenizer.json, without options of offsets."""
     return None if part is None else _without_offsets(parse_json(part.__getstate__()))
 
