@@ -46,10 +46,14 @@ log = logging.getLogger(__name__)
 
 @dataclass(frozen=True, slots=True)
 class InitialWeights:
-    """Weights of a run before its first step. `base`: the model under adapters, if any."""
+    """Weights of a run before its first step.
+
+    `base`: the model under adapters, if any. `resumes`: a checkpoint is loaded over all of them.
+    """
 
     config: RunConfig
     base: AdaptedModel | None
+    resumes: bool = False
 
     @property
     def quantizes(self) -> bool:
@@ -86,7 +90,9 @@ class InitialWeights:
         return num
 
     def draw(self, name: str, shape: torch.Size) -> Tensor:
-        """Returns a whole parameter, fp32, on the CPU. Raises: CheckpointError."""
+        """Returns a whole parameter, fp32, on the CPU; zeros where it is loaded. Raises: CheckpointError."""
+        if self.resumes:  # each rank would draw all of a model, 70B in ten minutes
+            return torch.zeros(shape, device="cpu")
         if self.base is not None and name.endswith(MAGNITUDE_SUFFIX):
             return row_norms(self.base.read(name.removesuffix(MAGNITUDE_SUFFIX) + ".weight"))
         if is_adapter(name):
@@ -114,6 +120,7 @@ class InitialWeights:
         Raises:
             CheckpointError: There is no intact checkpoint, or it is not of this model.
         """
+        assert not self.resumes, "a run with checkpoints loads one, or ends"
         if self.config.init.from_ is None:
             return fresh
         source = self.base or _open_base(self.config)
@@ -139,15 +146,18 @@ def open_start(config: RunConfig, tokenizer: Path, world: World) -> InitialWeigh
     Collective. Raises: CheckpointError, ConfigError; DataError: They differ; the same on every rank.
     """
     init, has_adapters = config.init, config.finetune.kind == "lora"
+    has_saved = RunDir(config.folder).has_saved()
 
     def check() -> None:
-        is_read = has_adapters or not RunDir(config.folder).has_saved()
+        is_read = has_adapters or not has_saved
         if world.is_main and is_read and tokenizer.is_file():  # images have none
             check_tokens(open_source(Path(str(init.from_))), tokenizer)
 
     if init.from_ is not None and init.check_tokenizer:
         agree(check)
-    return InitialWeights(config, _open_base(config) if has_adapters else None)
+    if has_adapters:  # their checkpoints are without the weights below
+        return InitialWeights(config, _open_base(config))
+    return InitialWeights(config, None, resumes=has_saved)
 
 
 def _open_base(config: RunConfig) -> AdaptedModel:

@@ -21,7 +21,7 @@ from pretrain.model import build_model
 from pretrain.run.folder import RunDir
 from pretrain.tokenizer.file import dump_tokenizer
 from pretrain.tokenizer.train import train_tokenizer
-from pretrain.training.initial_weights import InitialWeights, take_weights
+from pretrain.training.initial_weights import InitialWeights, open_start, take_weights
 from pretrain.training.resolution import pin_start
 from pretrain.utils.io import set_fault_hook
 from tests.unit.checkpoint.stand_in import StandIn, manager, state_of
@@ -155,3 +155,16 @@ def test_an_encoder_under_an_objective_of_decoders_is_refused_by_the_name_of_the
     )
     with pytest.raises(ConfigError, match=message):
         released(tmp_path, "bert-tiny", "bins", "objective.kind=supervised")
+
+
+def test_weights_that_a_checkpoint_is_loaded_over_are_not_drawn(tmp_path):
+    (tmp_path / "run.yaml").write_text(CONFIG.format(runs=tmp_path, kind="masked", head="{kind: lm}"))
+    config = load_config(tmp_path / "run.yaml")
+    shape = torch.Size((99, 128))
+
+    def draw() -> torch.Tensor:
+        return open_start(config, tmp_path / "absent", World(0, 1, 0)).draw("embedding.weight", shape)
+
+    assert draw().std() > 0
+    manager(RunDir(config.folder).checkpoints).save(StandIn(6, SHAPES), state_of(6))
+    assert torch.equal(draw(), torch.zeros(shape))
