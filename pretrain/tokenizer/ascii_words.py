@@ -77,7 +77,7 @@ class AsciiWords(dict[str, bytes]):
 
 
 def ascii_words_of(tokenizer: Tokenizer, typecode: str) -> AsciiWords | None:
-    """Returns a table for a tokenizer; None where its words are not those of a pattern above."""
+    """Returns a table for a tokenizer; None: it has another pre-tokenizer, or reads more than words."""
     model, normalizer = tokenizer.model, state_of(tokenizer.normalizer)
     added = tokenizer.get_added_tokens_decoder().values()
     is_plain = (

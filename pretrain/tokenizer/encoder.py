@@ -44,17 +44,17 @@ class Encoder:
         TOKENIZERS_PARALLELISM=false.
         """
         parts = [b""] * len(texts)
-        others = []
+        unread = []
         for number, text in enumerate(texts):
             if number in encoded:
                 parts[number] = self._pack(encoded[number])
             elif self.words is not None and text.isascii():
                 parts[number] = self.words.encode(text)
             else:
-                others.append(number)
-        plain = [texts[number] for number in others]
+                unread.append(number)
+        plain = [texts[number] for number in unread]
         encodings = self.tokenizer.encode_batch_fast(plain, add_special_tokens=False)
-        for number, encoding in zip(others, encodings, strict=True):
+        for number, encoding in zip(unread, encodings, strict=True):
             parts[number] = self._pack(encoding.ids)
         for number in markers:
             parts[number] = self._pack(self._encode_marker(texts[number]))

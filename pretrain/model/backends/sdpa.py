@@ -107,6 +107,11 @@ class Blocks:
     bias: DistanceBias | None
     capped: EagerAttention | None = None
 
+    def is_whole(self, q_BTNH: Tensor, k_BSKH: Tensor) -> bool:
+        """Returns whether one tile has all rows, queries and keys."""
+        (rows, queries), keys = q_BTNH.shape[:2], k_BSKH.shape[1]
+        return self.tiles == (Segment(range(rows), range(queries), range(keys)),)
+
 
 @dataclass(frozen=True, slots=True)
 class SdpaMask:
@@ -369,10 +374,13 @@ class _BlockAttention(torch.autograd.Function):
         if dropout:
             on_gpu = device.type == "cuda"
             ctx.random_state = torch.cuda.get_rng_state(device) if on_gpu else torch.get_rng_state()
-        mixed_BTNH = torch.zeros_like(q_BTNH, memory_format=torch.contiguous_format)
         # With dropout, torch must pick the kernel of the backward pass: another kernel would drop
         # other weights. On a CPU only one kernel has dropout.
         with torch.set_grad_enabled(bool(dropout) and device.type != "cpu"):
+            if blocks.is_whole(q_BTNH, k_BSKH):
+                mixed = _attend_tile(blocks.tiles[0], blocks.masks[0], inputs.leaves(), blocks, dropout, scale)
+                return mixed.detach().contiguous()
+            mixed_BTNH = torch.zeros_like(q_BTNH, memory_format=torch.contiguous_format)
             for tile, mask in zip(blocks.tiles, blocks.masks, strict=True):
                 part = inputs.of_tile(tile, blocks.num_queries).leaves()
                 mixed = _attend_tile(tile, mask, part, blocks, dropout, scale)
@@ -384,18 +392,36 @@ class _BlockAttention(torch.autograd.Function):
     def backward(ctx: Any, grad_BTNH: Tensor) -> tuple[Tensor | None, ...]:
         inputs = Inputs(*ctx.saved_tensors)
         blocks = ctx.blocks
-        sums = Inputs(*(None if x is None else _zeros_to_add_to(x) for x in inputs))
+        options = blocks, ctx.dropout, ctx.scale
         with _random_state_of(ctx.random_state, grad_BTNH.device):
+            if blocks.is_whole(inputs.q_BTNH, inputs.k_BSKH):
+                return (
+                    *_differentiate(blocks.tiles[0], blocks.masks[0], inputs, grad_BTNH, *options),
+                    None,
+                    None,
+                    None,
+                )
+            sums = Inputs(*(None if x is None else _zeros_to_add_to(x) for x in inputs))
             for tile, mask in zip(blocks.tiles, blocks.masks, strict=True):
-                part = inputs.of_tile(tile, blocks.num_queries).leaves()
-                with torch.enable_grad():
-                    mixed = _attend_tile(tile, mask, part, blocks, ctx.dropout, ctx.scale)
-                grads = torch.autograd.grad(mixed, [x for x in part if x is not None], _rows_of(grad_BTNH, tile))
-                totals = [x for x in sums.of_tile(tile, blocks.num_queries) if x is not None]
-                for total, gradient in zip(totals, grads, strict=True):
-                    total += gradient
+                part = inputs.of_tile(tile, blocks.num_queries)
+                grads = _differentiate(tile, mask, part, _rows_of(grad_BTNH, tile), *options)
+                for total, gradient in zip(sums.of_tile(tile, blocks.num_queries), grads, strict=True):
+                    if total is not None:
+                        total += gradient
         gradients = [None if x is None else total.to(x.dtype) for x, total in zip(inputs, sums, strict=True)]
         return (*gradients, None, None, None)
+
+
+def _differentiate(
+    tile: Segment, mask: AttentionMask, part: Inputs, grad_BTNH: Tensor,
+    blocks: Blocks, dropout: float, scale: float | None,
+) -> list[Tensor | None]:  # fmt: skip
+    """Returns the gradients of the inputs of a tile, which is computed again."""
+    leaves = part.leaves()
+    with torch.enable_grad():
+        mixed = _attend_tile(tile, mask, leaves, blocks, dropout, scale)
+    grads = iter(torch.autograd.grad(mixed, [x for x in leaves if x is not None], grad_BTNH))
+    return [None if x is None else next(grads) for x in leaves]
 
 
 def _rows_of(x: Tensor, tile: Segment) -> Tensor:
