@@ -3,7 +3,7 @@
     text -> words, by the pre-tokenizer's pattern -> ids of each word, of the BPE once, then of a table
 
 A byte-level BPE reads each word apart, and most words of a text came before. In ASCII the classes of
-the patterns are the same in `re` and in `tokenizers`, whatever version of Unicode each has. Texts with
+the patterns are the same in `re` and in `tokenizers`, in each version of Unicode. Texts with
 other characters, and other tokenizers, are not read here.
 """
 
