@@ -270,14 +270,21 @@ class ParallelConfig(Section):
         """Ranks that have a parameter among them: of an expert, or a matrix."""
         return max(self.experts, self.tensor)
 
-    def across_nodes(self, ranks: int, per_node: int) -> tuple[str, str] | None:
-        """Returns what is slow where ranks that share matrices are on several nodes, and the fix."""
-        if ranks <= per_node or per_node % self.tensor == 0:
-            return None
-        return (
-            f"parallel.tensor={self.tensor} has groups on several nodes of {per_node} ranks: each "
-            "layer waits for the network between them four times a pass"
-        ), _use_divisor(per_node)
+    def across_nodes(self, ranks: int, per_node: int) -> Conflicts:
+        """Yields what is slow where groups of ranks are on several nodes, and the fix."""
+        # A rank's row partners are `tensor` apart.
+        each = self.sequence if per_node % self.tensor else per_node // self.tensor
+        groups = {
+            "tensor": (self.tensor, per_node, "four times"),
+            "sequence": (self.sequence, each, "twice"),
+            "experts": (self.experts, per_node, "twice"),
+        }
+        for key, (size, room, times) in groups.items():
+            if ranks > per_node and room % size:
+                yield (
+                    f"parallel.{key}={size} has groups on several nodes of {per_node} ranks: each "
+                    f"layer waits for the network between them {times} a pass"
+                ), _use_divisor(room)
 
 
 def _use_divisor(number: int) -> str:

@@ -177,9 +177,8 @@ def _train(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> in
 
 
 def _warn(config: RunConfig, world: World, recovery: Recovery) -> None:
-    across = config.parallel.across_nodes(world.size, ranks_of_node(world))
-    if across is not None:
-        log.warning("%s; %s", *across)
+    for slow in config.parallel.across_nodes(world.size, ranks_of_node(world)):
+        log.warning("%s; %s", *slow)
     recover = config.run.recover
     if recover != "off" and not recovery.is_on:
         text = "run.recover=%s is for `pretrain launch local` on one machine: a lost rank ends this job"

@@ -5,6 +5,7 @@ from dataclasses import asdict, replace
 
 import pytest
 
+from pretrain.config.engine import ParallelConfig
 from pretrain.config.load import load_config
 from pretrain.plan.cluster import Cluster
 from pretrain.plan.estimate import PlanOptions, plan_facts
@@ -338,10 +339,28 @@ def test_the_search_and_the_curve_count_groups_of_ranks():
     assert problem.what == "parallel.sequence=4 must divide the number of ranks, 2"
 
 
-def test_ranks_that_share_matrices_over_nodes_are_warned_of():
-    config = load_config("configs/run/llama_1b.yaml", ["parallel.tensor=8", "batch.micro=1"])
-    (problem,) = check_fits(config, nodes_of("h100", 2, 4))
+@pytest.mark.parametrize(
+    ("items", "name", "times", "fix"),
+    [
+        (("parallel.tensor=8",), "tensor=8", "four times", "use one of 1, 2, 4"),
+        (("parallel.sequence=8",), "sequence=8", "twice", "use one of 1, 2, 4"),
+        (("parallel.sequence=4", "parallel.tensor=2"), "sequence=4", "twice", "use one of 1, 2"),
+        (("parallel.sequence=2", "parallel.tensor=8"), "tensor=8", "four times", "use one of 1, 2, 4"),
+    ],
+)
+def test_groups_of_ranks_over_nodes_are_warned_of(items, name, times, fix):
+    config = load_config("configs/run/llama_1b.yaml", [*items, "batch.micro=1"])
+    (problem,) = check_fits(config, nodes_of("h100", 4, 4))
     assert not problem.refuses and problem.kind == "nodes"
-    assert "parallel.tensor=8 has groups on several nodes of 4 ranks: each layer waits for the net" in problem.what
-    assert problem.fix == "use one of 1, 2, 4"
-    assert check_fits(config, nodes_of("h100", 2)) == [] == check_fits(config, nodes_of("h100", 1))
+    text = f"parallel.{name} has groups on several nodes of 4 ranks: each layer waits for the network between them"
+    assert problem.what == f"{text} {times} a pass"
+    assert problem.fix == fix
+    whole = {8: nodes_of("h100", 2), 16: nodes_of("h100", 2, 16)}[config.parallel.row_ranks]
+    assert check_fits(config, whole) == []
+
+
+def test_groups_of_experts_over_nodes_are_warned_of():
+    ((what, fix),) = ParallelConfig(experts=8).across_nodes(16, 4)
+    assert what.startswith("parallel.experts=8 has groups on several nodes of 4 ranks") and what.endswith("twice a pass")
+    assert fix == "use one of 1, 2, 4"
+    assert not [*ParallelConfig(experts=4, sequence=2).across_nodes(16, 4)]
