@@ -11,6 +11,7 @@ from rich.table import Table
 from rich.text import Text
 
 from pretrain.run.folder import RECOVERY
+from pretrain.run.rank_notes import RANKS, describe_notes
 from pretrain.run.recovery import describe_recovery
 from pretrain.utils.log import printable
 from pretrain.utils.units import clock_time, count, span
@@ -96,6 +97,8 @@ def show_run(run: RunFacts, console: Console) -> None:
             ended = "without a word: killed, node lost, or disk full"
         if recovery := describe_recovery(start[RECOVERY]):
             console.print(printable(f"start {number}: {recovery}"), markup=False)
+        for note in describe_notes(start[RANKS]):
+            console.print(printable(f"start {number}: {note}"), markup=False)
         if ended:
             console.print(printable(f"start {number}: {'refused: ' * start['is_refused']}{ended}"), markup=False)
 

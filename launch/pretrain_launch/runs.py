@@ -23,6 +23,7 @@ from pretrain.config.yaml_nodes import read_yaml
 from pretrain.errors import EXIT_DATA, EXIT_LOCKED, EXIT_OK, EXIT_RESUME_ME, EXIT_USAGE, EXITS_INTERRUPTED, ConfigError
 from pretrain.run.folder import RECOVERY, RunDir
 from pretrain.run.owner import Owner, live_owner
+from pretrain.run.rank_notes import RANKS
 from pretrain.utils.safe_read import check_fields, open_file, parse_json, read_json
 from pretrain_launch.journal import job_of, jobs_without_work, mark_of_cancel, read_journal
 from pretrain_launch.logs import last_lines, newest_log
@@ -34,7 +35,7 @@ _FAILURES = {"FAILED", "NODE_FAIL", "BOOT_FAIL", "TIMEOUT", "OUT_OF_MEMORY", "PR
 _INTERRUPTED = (EXIT_RESUME_ME, *EXITS_INTERRUPTED)
 _ENDING = ("ended", "exit_code", "reason")
 _START: dict[str, Any] = {
-    **dict.fromkeys(("job", "restart", "nodes", "world_size", "from_step", "started", *_ENDING, RECOVERY)),
+    **dict.fromkeys(("job", "restart", "nodes", "world_size", "from_step", "started", *_ENDING, RECOVERY, RANKS)),
     "is_refused": False,
     "is_at_work": False,
 }
@@ -67,7 +68,7 @@ def merge_starts(attempts: list[dict[str, Any]], journal: list[dict[str, Any]]) 
             start = {**_START, **facts}
             starts.append(start)
         # An exit code of the journal is the driver's, which knows that of rank 0.
-        names = ("world_size", "from_step", RECOVERY, *(_ENDING if start["exit_code"] is None else ()))
+        names = ("world_size", "from_step", RECOVERY, RANKS, *(_ENDING if start["exit_code"] is None else ()))
         start |= {name: attempt[name] for name in names if attempt.get(name) is not None}
         # Of the lease; any other code is that of training.
         start["is_refused"] = start["exit_code"] == EXIT_LOCKED

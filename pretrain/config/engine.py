@@ -1,6 +1,7 @@
 """`engine:` -- parallelism (DeepSpeed ZeRO, DDP, one process), precision and memory."""
 
 import math
+from collections.abc import Iterator
 from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
@@ -270,7 +271,7 @@ class ParallelConfig(Section):
         """Ranks that have a parameter among them: of an expert, or a matrix."""
         return max(self.experts, self.tensor)
 
-    def across_nodes(self, ranks: int, per_node: int) -> Conflicts:
+    def across_nodes(self, ranks: int, per_node: int) -> Iterator[tuple[str, str]]:
         """Yields what is slow where groups of ranks are on several nodes, and the fix."""
         # A rank's row partners are `tensor` apart.
         each = self.sequence if per_node % self.tensor else per_node // self.tensor
@@ -281,10 +282,9 @@ class ParallelConfig(Section):
         }
         for key, (size, room, times) in groups.items():
             if ranks > per_node and room % size:
-                yield (
-                    f"parallel.{key}={size} has groups on several nodes of {per_node} ranks: each "
-                    f"layer waits for the network between them {times} a pass"
-                ), _use_divisor(room)
+                waits = f"each layer waits for the network between them {times} a pass"
+                where = f"has groups on several nodes of {per_node} ranks"
+                yield f"parallel.{key}={size} {where}: {waits}", _use_divisor(room)
 
 
 def _use_divisor(number: int) -> str:

@@ -172,7 +172,7 @@ def check_fits(config: RunConfig, cluster: Cluster, task: TrainingTask | None = 
     except ConfigError as error:
         return [Problem("batch", error.what, f"{error.fix}{_other_micro(config, cluster)}")]
     across = config.parallel.across_nodes(cluster.size, cluster.per_node)
-    problems = [Problem("nodes", *slow, refuses=False) for slow in across]
+    problems = [Problem("nodes", slow, fix, refuses=False) for slow, fix in across]
     if cut := config.shortened():
         problems.append(Problem("schedule", *cut, refuses=False))
     layout = ParallelLayout(config.engine, plan.micro, plan.accumulation).on(cluster.size)

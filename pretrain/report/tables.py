@@ -16,6 +16,7 @@ from pretrain.report.metric_columns import NO_POINTS
 from pretrain.report.panels import color_of
 from pretrain.report.run_data import RunData, target_unit
 from pretrain.run.folder import RECOVERY
+from pretrain.run.rank_notes import RANKS, describe_notes
 from pretrain.run.recovery import describe_recovery
 from pretrain.utils.units import count, percent, size, span
 
@@ -217,10 +218,10 @@ def starts_table(run: RunData) -> str:
         rows.append([
             number, job or None, str(start.get("started") or ""), lasted, nodes, start.get("world_size"),
             start.get("from_step"), describe_recovery(start.get(RECOVERY)) or None,
-            start.get("exit_code"), _end_of(start),
+            "; ".join(describe_notes(start.get(RANKS))) or None, start.get("exit_code"), _end_of(start),
         ])  # fmt: skip
     heads = ("start", "Slurm job", "began", "lasted", "nodes", "ranks", "from step", "recovery",
-             "exit code", "how it ended")  # fmt: skip
+             "slow or growing ranks", "exit code", "how it ended")  # fmt: skip
     return table(*without_empty(heads, rows))
 
 

@@ -25,6 +25,7 @@ from pretrain.config.tracking import ProfileConfig
 from pretrain.errors import DiskError
 from pretrain.plan.gpus import GPUS, name_of_device
 from pretrain.run.heartbeat import Progress
+from pretrain.tracking.own_time import OwnTime
 from pretrain.utils.io import make_dir, write_file
 
 log = logging.getLogger(__name__)
@@ -188,14 +189,23 @@ class Timeline:
         self._cuts: deque[tuple[str, Any, Any]] = deque()
         self._seconds = dict.fromkeys(PARTS, 0.0)
         self._num_steps = 0
+        self._forward = 0.0
+        self.own = OwnTime()
+        """Forward passes, on a CPU."""
+        self.forward_s = 0.0
+        """Time that this rank needed for the last step's forward passes: on a CPU that of `own`."""
 
     def enter(self, part: str) -> None:
         """Ends the part that runs, and begins another, one of PARTS."""
         now = self._clock()
         if self._on_cuda:
-            self._cuts.append((self.part, self._since, now))  # read by `take`, once they are done
+            self._cuts.append((self.part, self._since, now))  # read once they are done
         else:
             self._seconds[self.part] += now - self._since
+            if part == "forward":
+                self.own.start()
+            elif self.part == "forward":
+                self.own.stop()
         self.part = part
         self._since = now
 
@@ -216,12 +226,20 @@ class Timeline:
         """Ends a step; the time until the next part is `other`."""
         self.enter("other")
         self._num_steps += 1
+        self._read_cuts()
+        self.forward_s = self._forward if self._on_cuda else self.own.end_step()
+        self._forward = 0.0
+
+    def _read_cuts(self) -> None:
+        while self._cuts and self._cuts[0][2].query():
+            part, start, end = self._cuts.popleft()
+            seconds = start.elapsed_time(end) / 1e3
+            self._seconds[part] += seconds
+            self._forward += seconds * (part == "forward")
 
     def take(self) -> dict[str, float]:
         """Returns `data_s` and so on: seconds a step since the last call, without parts of 0 s."""
-        while self._cuts and self._cuts[0][2].query():
-            part, start, end = self._cuts.popleft()
-            self._seconds[part] += start.elapsed_time(end) / 1e3
+        self._read_cuts()
         steps = self._num_steps
         if not steps:
             return {}

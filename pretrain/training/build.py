@@ -57,6 +57,7 @@ from pretrain.tracking.tracker import Identity
 from pretrain.training.claim import Claim, agree_on_versions, begin, check_data, recall_evaluations
 from pretrain.training.downstream import DownstreamTasks, build_tasks
 from pretrain.training.fitted import cluster_of, fit_engine, fit_loss
+from pretrain.training.health.rank_health import RankHealth
 from pretrain.training.initial_weights import InitialWeights, open_start
 from pretrain.training.layer_norms import LayerNorms
 from pretrain.training.reference import with_reference
@@ -103,6 +104,7 @@ class Run:
     timeline: Timeline
     phase: PhaseClock
     norms: LayerNorms
+    health: RankHealth
     texts: Samples | None
     tasks: DownstreamTasks | None
     pictures: AttentionPictures | None
@@ -174,7 +176,6 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     audit = None if claim.lease is None else AuditLedger(folder.audit, claim.lease.check_after_stall)
     if audit is not None:
         audit.rewind(state.step)
-    validation = _validation(claim, plan, world, on_cuda)
     recall_evaluations(checkpoints, best, folder)
     meter = _meter(config, world, on_cuda)
     timeline = Timeline(on_cuda)
@@ -189,13 +190,14 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
         checkpoints=checkpoints,
         samples=samples,
         loader=loader,
-        validation=validation,
+        validation=_validation(claim, plan, world, on_cuda),
         tracker=tracker,
         audit=audit,
         meter=meter,
         timeline=timeline,
         phase=PhaseClock(progress, meter, timeline),
         norms=LayerNorms([*names.values()], optimizer, engine.state, is_cut=_cuts_state(config, world)),
+        health=_health(claim, world, engine, state.step),
         texts=build_samples(config, dataset, engine, world),
         tasks=build_tasks(config, dataset, engine),
         pictures=build_pictures(config, dataset, engine, world),
@@ -205,6 +207,13 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
         attempt=len(record["attempts"]),
     )
     return run, state
+
+
+def _health(claim: Claim, world: World, engine: Engine, first_step: int) -> RankHealth:
+    steps = (first_step, claim.config.train.last_step)
+    # At ZeRO 3 a GPU waits for gathers in its forward passes.
+    is_timed = engine.device.type != "cuda" or claim.config.engine.on(world.size).zero_stage < 3
+    return RankHealth(world, claim.folder, engine.device, steps, is_timed=is_timed)
 
 
 def _optimizer(

@@ -29,6 +29,7 @@ from pretrain.training.bad_step import is_spoiled, refuse_bad_end, report_step
 from pretrain.training.build import Run, ValidationSource
 from pretrain.training.claim import check_order
 from pretrain.training.guard import Guard, SpikeError, go_back
+from pretrain.training.health.rank_health import timed_waits
 from pretrain.training.saving import Saving
 from pretrain.training.step import StepTotals, seed_noise, start_exchange
 from pretrain.utils.units import plural
@@ -50,8 +51,9 @@ def train(run: Run, state: TrainState) -> TrainState:
         run.tracker.advance(state.step, "first step")
         if run.engine.module.balance is not None:
             run.engine.module.balance.forget()  # steps that a rollback gave up
+        gathers = run.config.engine.on(run.world.size).zero_stage == 3 and run.engine.device.type == "cpu"
         try:
-            with _start_saving(run, state.step) as saving:
+            with _start_saving(run, state.step) as saving, timed_waits(run.timeline.own, is_wanted=gathers):
                 return _take_steps(run, state, saving)
         except SpikeError as spike:
             state = go_back(run, spike)
@@ -100,7 +102,7 @@ def _take_steps(run: Run, state: TrainState, saving: Saving) -> TrainState:
             if shows_norms:
                 metrics |= run.norms.take(update, run.engine.device)
             run.tracker.log(state.step, metrics)
-        _alert(run, state, loss)
+        _alert(run, state, loss, agreed)
         with run.meter.excluded():
             report_step(run, state, batch, loss, agreed.done)
             guard.act(state)
@@ -213,7 +215,8 @@ def _start_exchange(
     done = ending.counts if ending else StepCounts()
     coming = upcoming.counts if upcoming else None
     flags = {"stop": bool(run.stop), "is_written": saving.is_written}
-    finish = start_exchange(sums, done, coming, run.engine.module.layout, **flags)
+    of_ranks = run.health.measures(run.timeline.forward_s)
+    finish = start_exchange(sums, done, coming, run.engine.module.layout, **flags, of_ranks=of_ranks)
 
     def wait() -> StepTotals:
         with run.timeline.within("communication"):
@@ -273,15 +276,19 @@ def _metrics(run: Run, state: TrainState, agreed: StepTotals, skipped_rows: int)
     metrics |= {name: float(count) for name, count in counts.items() if count}
     epochs = run.samples.epochs(state.position)
     metrics |= {f"epochs_{name}" if len(epochs) > 1 else "epochs": count for name, count in epochs.items()}
-    metrics |= run.meter.read(state.step) | run.timeline.take()
+    metrics |= run.meter.read(state.step) | run.timeline.take() | run.health.metrics()
     lengths = run.config.lengths
     if lengths.image is not None and "tokens_per_s" in metrics:
         metrics["images_per_s"] = metrics["tokens_per_s"] / (lengths.target + (lengths.source or 0))
     return metrics | memory_metrics(run.engine.device)
 
 
-def _alert(run: Run, state: TrainState, loss: float) -> None:
-    """Sends an alert at the first of several steps that went wrong; the guard logs the response."""
+def _alert(run: Run, state: TrainState, loss: float, agreed: StepTotals) -> None:
+    """Sends an alert at the first of several steps that went wrong, and names ranks that are not well.
+
+    The guard logs the response to the former.
+    """
+    run.health.judge(state.step, agreed.of_ranks, run.tracker.alert)
     if state.bad_steps_in_a_row == 1:
         run.tracker.alert("A step was not finite", f"step {state.step}, loss {loss:.4g}: it was skipped")
     elif state.spikes_in_a_row == 1:

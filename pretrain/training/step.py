@@ -152,6 +152,7 @@ class StepTotals:
     coming: StepCounts | None  # counters of the coming step; None where a rank has none
     num_written: int  # ranks whose part of the save in flight is written, or has failed
     stop: bool  # whether any rank was asked to stop
+    of_ranks: tuple[float, ...] = ()  # measures of each rank (`RankHealth`)
 
     @property
     def loss_sum(self) -> float:
@@ -200,16 +201,17 @@ def start_exchange(
     *,
     stop: bool = False,
     is_written: bool = False,
+    of_ranks: Sequence[float] = (),
 ) -> Callable[[], StepTotals]:
     """Begins the all-reduce of `StepTotals`; returns the function that waits for it. Collective.
 
     `sums` are those of the engine over this rank's micro-batches, float64 by `layout`, on its
     device. They are not read here, so that the host does not wait for the backward pass; it waits for
-    no work that is queued between this call and the other.
+    no work that is queued between this call and the other. `of_ranks` has a place for each rank.
     """
     counts = {"done": done.pack(), "coming": (coming or StepCounts()).pack()}
     flags = {"missing": (coming is None,), "written": (is_written,), "stop": (stop,)}
-    on_host = counts | flags
+    on_host = {**counts, **flags, "ranks": of_ranks}
     whole = SumLayout({**layout.sizes, **{name: len(values) for name, values in on_host.items()}})
     host = torch.tensor([float(value) for values in on_host.values() for value in values], dtype=torch.float64)
     wait = dist.start_all_reduce_sum(torch.cat([sums, host.to(sums.device, non_blocking=True)]))
@@ -222,6 +224,7 @@ def start_exchange(
             coming=None if totals["missing"][0] else StepCounts.unpack(totals["coming"]),
             num_written=int(totals["written"][0]),
             stop=totals["stop"][0] > 0,
+            of_ranks=totals["ranks"],
         )
 
     return finish

@@ -505,6 +505,15 @@ def test_recoveries_are_told_apart_from_restarts(run, squeue):
     assert "start 3: recovery 2, no step done, of the loss: rank 0 was killed" in lines
 
 
+def test_slow_ranks_are_told_by_their_start(run, squeue):
+    note = {"rank": 3, "kind": "slow", "step": 120, "text": "rank 3 on n2, GPU 1: computes 1.31 times as long"}
+    write_attempts(run, {"number": 1, "started": at(0), "ranks": [note | {"until": 310}, note, "damaged"]})
+    train_a_little(run)
+    lines = shown(run)
+    assert f"start 1: from step 120 to 310: {note['text']}" in lines
+    assert f"start 1: from step 120 on: {note['text']}" in lines
+
+
 def test_a_local_process_at_work_is_not_told_to_be_dead_beside_a_job_that_begins(run, squeue):
     write_attempts(run, {"number": 1, "started": at(0), "host": socket.gethostname(), "pid": os.getpid()})
     own(run, pid=os.getpid())

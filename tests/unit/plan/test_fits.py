@@ -361,6 +361,8 @@ def test_groups_of_ranks_over_nodes_are_warned_of(items, name, times, fix):
 
 def test_groups_of_experts_over_nodes_are_warned_of():
     ((what, fix),) = ParallelConfig(experts=8).across_nodes(16, 4)
-    assert what.startswith("parallel.experts=8 has groups on several nodes of 4 ranks") and what.endswith("twice a pass")
+    assert what.startswith("parallel.experts=8 has groups on several nodes of 4 ranks") and what.endswith(
+        "twice a pass"
+    )
     assert fix == "use one of 1, 2, 4"
     assert not [*ParallelConfig(experts=4, sequence=2).across_nodes(16, 4)]

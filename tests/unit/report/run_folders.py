@@ -108,6 +108,8 @@ def write_long_run(folder: Path, num_rows: int = 130_000, every: int = 10) -> Pa
     ]
     del attempts[2]["ended"], attempts[2]["exit_code"], attempts[2]["reason"]
     attempts[2]["recovery"] = {"number": 1, "lost": "rank 3 hangs", "seconds": 2.5}
+    note = {"rank": 3, "kind": "slow", "step": 120, "text": "rank 3 on node2, GPU 1: computes 1.31 times as long"}
+    attempts[1]["ranks"] = [note | {"until": 310}, note | {"step": 990}]
     texts = [
         {"step": step, "samples": [{"prompt": "Once upon", "text": f" a time, at step {step},\nthere was a loss."}]}
         for step in range(quarter, 4 * quarter + 1, quarter // 10)

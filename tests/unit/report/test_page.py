@@ -84,7 +84,9 @@ def test_a_long_run_shows_curves_starts_evaluations_texts_and_facts(long_page):
                     "Generated texts", "Checkpoints", "Config", "Facts"):  # fmt: skip
         assert heading in texts
     for told in ("SIGUSR1", "rank 3 hangs in backward", "4711, restart 1", "2.13.0", "node1, node2", "decoder.11",
-                 "recovery 1, a step done after 2.5 s, of the loss: rank 3 hangs"):  # fmt: skip
+                 "recovery 1, a step done after 2.5 s, of the loss: rank 3 hangs",
+                 "from step 120 to 310: rank 3 on node2, GPU 1: computes 1.31 times as long; "
+                 "from step 990 on: rank 3 on node2, GPU 1: computes 1.31 times as long"):  # fmt: skip
         assert told in texts
     assert "Training loss by source" in texts and "Where a step's time goes" in texts
     assert texts.count("no end recorded: killed, node lost, or disk full") == 2  # the last one has no lease either

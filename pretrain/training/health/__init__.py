@@ -1,0 +1,1 @@
+"""Health of a run: its ranks, and the stack below it."""
