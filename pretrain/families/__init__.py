@@ -24,7 +24,17 @@ from pretrain.families.decoders import (
     stablelm,
     starcoder2,
 )
-from pretrain.families.dialects import arcee, cwm, ernie4_5, exaone4, glm, helium, seed_oss
+from pretrain.families.dialects import (
+    arcee,
+    cwm,
+    dots1,
+    ernie4_5,
+    exaone4,
+    glm,
+    helium,
+    minimax_m2,
+    seed_oss,
+)
 from pretrain.families.encoders import bert, distilbert, electra, modernbert, roberta
 from pretrain.families.family import Family
 from pretrain.families.hybrids import bamba, granite_hybrid, lfm2, olmo_hybrid, qwen_next
@@ -35,7 +45,7 @@ from pretrain.families.two_stacks import bart, marian, t5
 _DECODERS = (
     *(gpt2, llama, mistral, qwen, olmo, smollm3, phi, gpt_oss, deepseek, starcoder2, gemma),
     *(gpt_neox, stablelm, falcon, granite, cohere, arcee, cwm, ernie4_5, seed_oss, helium),
-    *(glm, exaone4, olmo_hybrid, qwen_next, bamba, lfm2, granite_hybrid),
+    *(glm, exaone4, dots1, minimax_m2, olmo_hybrid, qwen_next, bamba, lfm2, granite_hybrid),
 )
 _OTHERS = (
     *(bert, roberta, distilbert, electra, modernbert, t5, marian, bart),

@@ -6,8 +6,10 @@ from functools import partial
 from typing import Any
 
 from pretrain.config.model import ModelConfig, StackConfig
-from pretrain.families.config_json import Fields, Keys, write_keys
+from pretrain.families.config_json import Fields, Keys, refusal, write_keys
 from pretrain.families.family import Weight
+
+_LAYERS, _KINDS = "mlp_layer_types", ("dense", "sparse")
 
 
 @dataclass(frozen=True, slots=True)
@@ -27,6 +29,7 @@ class ExpertKeys:
     built_in: Mapping[str, Any] = field(default_factory=dict)  # values of it that no key changes
     shared: str = ""  # name of the layer of shared experts
     shared_width: tuple[str, int] | None = None  # key of its width, where it has a gate
+    listed: bool = False  # `mlp_layer_types` tells which layers are dense, the first of them
     bias: str = ""  # tensor of the biases by which sigmoids are chosen; empty: a softmax
 
     def read(self, fields: Fields) -> dict[str, Any]:
@@ -50,6 +53,8 @@ class ExpertKeys:
             **fields.read(self.more),
             **self.built_in,
         }
+        if self.listed and fields.values.get(_LAYERS) is not None:
+            experts["first"] = _read_dense(fields)
         if self.shared_width:
             shared = fields.integer(*self.shared_width)
             experts |= {"shared": 1, "shared_gate": True}
@@ -72,6 +77,8 @@ class ExpertKeys:
         if self.shared_width:
             values |= {self.shared_width[0]: stack.shared_width, "intermediate_size": stack.ff_width}
         values |= write_keys(experts, self.more)
+        if self.listed:
+            values[_LAYERS] = [_KINDS[stack.has_experts(number)] for number in range(stack.layers)]
         return values | ({"decoder_sparse_step": 1, "mlp_only_layers": []} if self.mixed else {})
 
     def modules(self, others: Mapping[str, Any], config: ModelConfig) -> dict[str, Any]:
@@ -106,6 +113,14 @@ class ExpertKeys:
             return []
         theirs = f"{self.module}.{self.bias}", stack.experts.count
         return [Weight("feedforward.router.balance.bias", (theirs,))]
+
+
+def _read_dense(fields: Fields) -> int:
+    layers, kinds = fields.integer("num_hidden_layers"), fields.values[_LAYERS]
+    dense = kinds.count(_KINDS[0]) if isinstance(kinds, list) else 0
+    if kinds != [_KINDS[number >= dense] for number in range(layers)]:
+        raise refusal(_LAYERS, kinds, f"{layers} layers can be dense at the beginning alone")
+    return dense
 
 
 def _read_balance(keys: ExpertKeys, fields: Fields) -> dict[str, Any]:

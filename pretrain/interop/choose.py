@@ -121,6 +121,7 @@ def _expert_facts(stack: StackConfig) -> dict[str, Any]:
     keys += ["groups", "top_groups"]
     values = {f"experts.{key}": getattr(experts, key) for key in keys}
     values |= {"dense_width": stack.ff_width if experts.first else None}
+    values |= {"group_scores": experts.group_scores if experts.groups > 1 else None}
     return values | {
         "ff_width": stack.expert_width,
         "experts.shared_width": stack.shared_width,
@@ -158,6 +159,7 @@ def _stack_facts(stack: StackConfig) -> dict[str, Any]:
         values["latent"] = None
     else:
         values |= {f"latent.{key}": value for key, value in stack.latent.model_dump().items()}
+        values["latent.norm_eps"] = stack.latent.norm_eps or stack.norm_eps
     values |= _mixer_facts(stack)
     values |= {"qkv_bias": stack.has_qkv_bias, "output_bias": stack.has_output_bias}
     values |= {"norm_bias": stack.has_norm_bias}

@@ -33,15 +33,21 @@ SIZES = {
     **dict.fromkeys(("num_local_experts", "num_experts", "num_channels"), 3),
     "decoder_ffn_dim": 35, "embedding_size": 24, "moe_intermediate_size": 21, "num_experts_per_tok": 2,
     "n_group": 2, "topk_group": 1, "first_k_dense_replace": 1, "q_lora_rank": 20, "kv_lora_rank": 16,
-    "shared_expert_intermediate_size": 19,
+    "shared_expert_intermediate_size": 19, "shared_intermediate_size": 19, "n_shared_experts": 1,
+    "mamba_n_heads": 6, "mamba_d_head": 16, "mamba_d_state": 12, "mamba_n_groups": 2,
+    "topk_method": "group_limited_greedy",
     "qk_nope_head_dim": 12, "v_head_dim": 10, "decoder_hidden_size": 32, "decoder_intermediate_size": 33,
     "image_size": 30, "patch_size": 10, "sliding_window": 7, "alibi": False, "pad_token_id": 3, "bos_token_id": 1,
     "eos_token_id": 2, "cls_token_id": 1, "sep_token_id": 2, "decoder_start_token_id": 3, "forced_eos_token_id": 2,
 }  # fmt: skip
 """Of any family, by the keys that its config has."""
 WITHOUT = {"gpt_neox": ("num_key_value_heads", "head_dim"), "falcon": ("num_key_value_heads", "head_dim")}
-WITHOUT |= {"deepseek_v3": ("head_dim",)}
+WITHOUT |= dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), ("head_dim",))
 """Keys that have to follow from others."""
+_MIXED = {"layer_types": ["linear_attention", "full_attention", "linear_attention"]}
+HYBRIDS: dict[str, dict[str, Any]] = {"qwen3_next": _MIXED, "granitemoehybrid": _MIXED}
+HYBRIDS |= {"bamba": {"attn_layer_indices": [1]}}
+"""Layers of both kinds: transformers decodes no model without attention."""
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "MistralForCausalLM, no window": ("mistral", {"sliding_window": None}),
     "LlamaForCausalLM, tied": ("llama", {"tie_word_embeddings": True, "attention_bias": True}),
@@ -105,8 +111,9 @@ def _config_of(model_type: str, **values: Any) -> Any:
         config.decoder_start_token_id, config.pad_token_id, config._attn_implementation = 1, 3, "eager"
         return config
     usual = CONFIG_MAPPING[model_type]()
+    values = HYBRIDS.get(model_type, {}) | values
     known = {key: value for key, value in SIZES.items() if hasattr(usual, key) and key not in usual.attribute_map}
-    if model_type == "deepseek_v3":
+    if "kv_lora_rank" in known:
         known["num_key_value_heads"] = known["num_attention_heads"]
     config = CONFIG_MAPPING[model_type](
         **{k: v for k, v in known.items() if k not in WITHOUT.get(model_type, ())} | values
@@ -197,6 +204,6 @@ def test_a_class_comes_out_as_it_came_in(name, tmp_path):
     of_class = {"tie_word_embeddings"} if has_none else set()
     of_class |= {"decoder_start_token_id"} if model_type == "t5" else set()  # null is padding
     of_class |= {"bos_token_id", "eos_token_id"} if model_type == "vision-encoder-decoder" else set()  # its decoder's
-    of_class |= {"sliding_window"} if model_type == "smollm3" else set()  # of a flag that is off
+    of_class |= {"sliding_window"} if model_type in ("smollm3", "dots1") else set()  # of a flag that is off
     configs = [_flat(one.config.to_dict(), (WITHOUT_EFFECT | of_class).__contains__) for one in (theirs, ours)]
     assert configs[0] == configs[1]

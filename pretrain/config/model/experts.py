@@ -28,9 +28,11 @@ class ExpertsConfig(Section):
     (DeepSeek-V3: 3)."""
     groups: Annotated[int, OnResume.ALLOW] = Field(default=1, ge=1, le=MAX_EXPERTS)
     """Equal groups of experts of which a token first chooses `top_groups`, by the sum of their two
-    best scores (DeepSeek-V3, 2.1.2). 1: it chooses among all."""
+    best scores (DeepSeek-V3, 2.1.2; see `group_scores`). 1: it chooses among all."""
     top_groups: Annotated[int, OnResume.ALLOW] = Field(default=1, ge=1, le=MAX_EXPERTS)
     """Groups that a token chooses experts of."""
+    group_scores: Annotated[int, OnResume.ALLOW] = Field(default=2, ge=1, le=2)
+    """Best scores of a group whose sum is its own (DeepSeek-V2, 2.2.2: 1)."""
     scores: Annotated[Literal["softmax", "sigmoid"], OnResume.ALLOW] = "softmax"
     """Scores of the experts for a token: `softmax` over all, `sigmoid` of each (DeepSeek-V3)."""
     normalize: Annotated[bool, OnResume.ALLOW] = True

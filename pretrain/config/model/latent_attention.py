@@ -19,3 +19,5 @@ class LatentConfig(Section):
     """Dimensions of a head that are rotated, the first ones; in keys all heads share them."""
     value_width: Annotated[int, OnResume.NEVER] = Field(ge=1, le=MAX_WIDTH)
     """Width of the values of a head, at most `head_width`, which is that of queries and keys."""
+    norm_eps: Annotated[float | None, OnResume.ALLOW] = Field(default=None, gt=0)
+    """Epsilon of the norms of these vectors. None: `norm_eps` of the stack."""

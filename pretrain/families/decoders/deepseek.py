@@ -1,4 +1,4 @@
-"""DeepSeek-V3: latent attention, and experts chosen by groups and biases after some dense layers.
+"""DeepSeek-V2 and V3: latent attention, and experts chosen by groups, in V3 by biases too, after some dense layers.
 
 Their heads have the rotated dimensions last, in pairs of neighbours; ours have them first, in two
 halves. Scores depend on neither order, so rows of the projections are exchanged in ours. The
@@ -10,22 +10,16 @@ embedding and head. transformers neither reads nor saves them, so they are known
 
 import math
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from pretrain.config.model import HeadConfig, ModelConfig, StackConfig
+from pretrain.config.model import ModelConfig, StackConfig
 from pretrain.config.model.stack import predictor_number
-from pretrain.families.config_json import (
-    THEIR_ACTIVATIONS,
-    Fields,
-    Keys,
-    build_config,
-    refusal,
-    write_keys,
-    write_tokens,
-)
+from pretrain.families.config_json import Fields, Keys, build_config, refusal
 from pretrain.families.decoders.llama import LLAMA_STACK
-from pretrain.families.family import Family, Weight, affine, own_head, table
-from pretrain.families.label_names import with_heads
+from pretrain.families.dialect import LLAMA_MODULES, Dialect, LayerWeights, decoder_family
+from pretrain.families.expert_keys import ExpertKeys
+from pretrain.families.family import Family, Weight, affine
 from pretrain.families.rotary_keys import OF_ONE_LENGTH, read_rope, write_rope
 from pretrain.families.sizes import Architecture, Values
 
@@ -35,6 +29,22 @@ _DEEPSEEK_V3 = Architecture(
     {"max_seq_len": 163840, "tied_embeddings": False},
 )
 """DeepSeek-AI 2024 (DeepSeek-V3), 2.1 and 4.2, and as released, after the extension of its context."""
+
+_DEEPSEEK_V2 = Architecture(
+    ("decoder",),
+    _DEEPSEEK_V3.stack,
+    {"max_seq_len": 163840, "tied_embeddings": False},
+)
+"""DeepSeek-AI 2024 (DeepSeek-V2), 2.1 and 2.2, and as released."""
+_STRETCHED = {
+    "kind": "yarn", "factor": 40.0, "original_max_seq_len": 4096, "attention_factor": 1.0,
+    "score_mscale": 0.707,
+}  # fmt: skip
+
+
+def _by_scores(count: int, top_k: int, width: int, **other: Any) -> Values:
+    kinds = {"normalize": False, "balance_weight": 0.001}
+    return {"count": count, "top_k": top_k, "width": width, **kinds, **other}
 
 
 def _chosen_by_bias(count: int, top_k: int, width: int, **other: int) -> Values:
@@ -59,37 +69,54 @@ _SIZES = {
         experts=_chosen_by_bias(8, 2, 48, shared=1, first=1, groups=4, top_groups=2),
     ),
 }  # fmt: skip
-_WORDS = "model.embed_tokens.weight"
+_V2_SIZES = {
+    # DeepSeek-AI 2024 (DeepSeek-V2), 3.1.2 and appendix B; of 15.7B and 236B parameters 2.4B and 21B meet a token.
+    "deepseek_v2-lite": _DEEPSEEK_V2.size(
+        27, 2048, 16, 10944, of=(102400, 15_706_484_224),
+        latent={"kv_rank": 512, "rope_width": 64, "value_width": 128},
+        experts=_by_scores(64, 6, 1408, shared=2, first=1), rope_scaling=_STRETCHED,
+    ),
+    "deepseek_v2-236b": _DEEPSEEK_V2.size(
+        60, 5120, 128, 12288, of=(102400, 235_741_434_880),
+        latent={"query_rank": 1536, "kv_rank": 512, "rope_width": 64, "value_width": 128},
+        experts=_by_scores(
+            160, 6, 1536, shared=2, first=1, scale=16.0, groups=8, top_groups=3, group_scores=1
+        ),
+        rope_scaling=_STRETCHED,
+    ),
+    "deepseek_v2-tiny": _DEEPSEEK_V2.size(
+        2, 64, 4, 192, max_seq_len=128, head_width=24,
+        latent={"query_rank": 32, "kv_rank": 24, "rope_width": 8, "value_width": 16},
+        experts=_by_scores(8, 2, 48, shared=1, first=1, groups=4, top_groups=2, group_scores=1),
+    ),
+}  # fmt: skip
 _HEAD = "lm_head.weight"
 _JOIN = "eh_proj"
-_STACK: Keys = {
-    "num_hidden_layers": ("layers", 61),
-    "hidden_size": ("width", 7168),
-    "num_attention_heads": ("heads", 128),
-    "intermediate_size": ("ff_width", 18432),
-    "rms_norm_eps": ("norm_eps", 1e-6),
-    "attention_dropout": ("attention_dropout", 0.0),
-}
-_MODEL: Keys = {
-    "vocab_size": ("vocab_size", 129280),
-    "max_position_embeddings": ("max_seq_len", 4096),
-    "tie_word_embeddings": ("tied_embeddings", False),
-    "initializer_range": ("init_std", 0.02),
-}
-_EXPERTS = {
-    "n_routed_experts": ("count", 256),
-    "num_experts_per_tok": ("top_k", 8),
-    "moe_intermediate_size": ("width", 2048),
-    "n_shared_experts": ("shared", 1),
-    "first_k_dense_replace": ("first", 3),
-    "n_group": ("groups", 8),
-    "topk_group": ("top_groups", 4),
-}
-_LATENT = {
+_LATENT: Keys = {
     "kv_lora_rank": ("kv_rank", 512),
     "qk_rope_head_dim": ("rope_width", 64),
     "v_head_dim": ("value_width", 128),
 }
+_NORM_EPS = 1e-6
+"""Of the norms of latent vectors, which no key changes."""
+SHARED: Keys = {"n_shared_experts": ("shared", 1), "first_k_dense_replace": ("first", 3)}
+V3_EXPERTS = ExpertKeys(
+    ("n_routed_experts",), (256, 8), "mlp", "gate_proj", "up_proj", "down_proj",
+    width=("moe_intermediate_size", 2048), shared="shared_experts",
+    more={
+        **SHARED, "n_group": ("groups", 8), "topk_group": ("top_groups", 4),
+        "routed_scaling_factor": ("scale", 2.5), "norm_topk_prob": ("normalize", True),
+    },
+    bias="gate.e_score_correction_bias",
+)  # fmt: skip
+_V2_EXPERTS = replace(
+    V3_EXPERTS, defaults=(64, 6), width=("moe_intermediate_size", 1407), normalizes=False, bias="",
+    more={
+        "n_shared_experts": ("shared", 2), "first_k_dense_replace": ("first", 0),
+        "routed_scaling_factor": ("scale", 1.0),
+    },
+)  # fmt: skip
+_GROUPS: Keys = {"n_group": ("groups", 1), "topk_group": ("top_groups", 1)}
 
 
 def _read_rope(fields: Fields, max_seq_len: int) -> dict[str, Any]:
@@ -114,71 +141,44 @@ def _read_rope(fields: Fields, max_seq_len: int) -> dict[str, Any]:
     return keys
 
 
-def _read_config(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
-    fields = Fields(values)
-    model, stack = fields.read(_MODEL), fields.read(_STACK)
-    fields.only("attention_bias", False, "projections to latent vectors would have biases")
-    fields.only("rope_interleave", True, "rotated dimensions would be in two halves")
-    fields.only("rms_norm_eps", 1e-6, "norms of latent vectors have this one, and ours have one for all")
-    kv_heads = fields.optional_integer("num_key_value_heads", stack["heads"])
-    if kv_heads not in (None, stack["heads"]):
-        raise refusal("num_key_value_heads", kv_heads, f"only num_attention_heads={stack['heads']} has a meaning")
-    experts = fields.read(_EXPERTS)
-    if experts["shared"] < 1:
-        raise refusal("n_shared_experts", experts["shared"], "transformers has 1 or more")
+def read_latent(length: int, fields: Fields) -> dict[str, Any]:
+    """Returns latent attention and its positions; `length` is the default of `max_position_embeddings`."""
+    heads = fields.integer("num_attention_heads")
+    kv_heads = fields.optional_integer("num_key_value_heads", heads)
+    if kv_heads not in (None, heads):
+        raise refusal("num_key_value_heads", kv_heads, f"only num_attention_heads={heads} has a meaning")
     latent = fields.read(_LATENT) | {"query_rank": fields.optional_integer("q_lora_rank", 1536)}
+    if fields.number("rms_norm_eps", _NORM_EPS) != _NORM_EPS:
+        latent["norm_eps"] = _NORM_EPS
     width = fields.integer("qk_nope_head_dim", 128) + latent["rope_width"]
-    stack |= {
-        "head_width": None if width * stack["heads"] == stack["width"] else width,
-        "activation": fields.activation("hidden_act", "silu"),
+    # A value of another width, in some files.
+    fields.values.pop("head_dim", None)
+    return {
+        "head_width": None if width * heads == fields.integer("hidden_size") else width,
         "latent": latent,
-        "experts": experts
-        | {"width": None if experts["width"] == stack["ff_width"] else experts["width"]}
-        | {"scores": "sigmoid", "balance": "bias", "normalize": fields.flag("norm_topk_prob", True)}
-        | {"scale": fields.number("routed_scaling_factor", 2.5)},
-        **_read_rope(fields, model["max_seq_len"]),
+        **_read_rope(fields, fields.integer("max_position_embeddings", length)),
     }
-    further = f"model.layers.{{}}.{_JOIN}.weight"
-    multi_token = 0
-    while further.format(stack["layers"] + multi_token) in names:
-        multi_token += 1
-    has_head = model["tied_embeddings"] or _HEAD in names or fields.claims("DeepseekV3ForCausalLM")
-    return build_config(
-        **model,
-        decoder=stack,
-        multi_token=multi_token,
-        head=HeadConfig(kind="lm" if has_head else "none"),
-        special_tokens=fields.special_tokens(bos=0, eos=1),
-    )
 
 
-def _write_config(config: ModelConfig) -> dict[str, Any]:
+def write_latent(config: ModelConfig) -> dict[str, Any]:
+    """Returns the keys of latent attention and its positions."""
     stack = config.last_stack
-    experts, latent = stack.experts, stack.latent
-    values = {
-        **write_keys(config, _MODEL),
-        **write_keys(stack, _STACK),
-        **write_tokens(config.special_tokens),
-        "num_key_value_heads": stack.num_kv_heads,
-        "hidden_act": THEIR_ACTIVATIONS[stack.activation],
-        "attention_bias": stack.bias,
-        "rope_interleave": True,
-        "num_nextn_predict_layers": config.multi_token,
-        **write_rope(stack),
-    }
+    latent, rope = stack.latent, write_rope(stack)
     if stack.rope_scaling is not None and stack.rope_scaling.score_mscale:
-        values["rope_scaling"] |= {"mscale_all_dim": stack.rope_scaling.score_mscale}
-    if latent is not None:
-        values |= {key: getattr(latent, ours) for key, (ours, _) in _LATENT.items()}
-        values |= {"q_lora_rank": latent.query_rank, "qk_nope_head_dim": stack.per_head_width - latent.rope_width}
-    if experts is not None:
-        values |= {key: getattr(experts, ours) for key, (ours, _) in _EXPERTS.items()}
-        values |= {"moe_intermediate_size": stack.expert_width, "norm_topk_prob": experts.normalize}
-        values |= {"routed_scaling_factor": experts.scale}
-    return values
+        rope["rope_scaling"] |= {"mscale_all_dim": stack.rope_scaling.score_mscale}
+    if latent is None:
+        return rope
+    return {
+        **rope,
+        **{key: getattr(latent, ours) for key, (ours, _) in _LATENT.items()},
+        "q_lora_rank": latent.query_rank,
+        "qk_nope_head_dim": stack.per_head_width - latent.rope_width,
+        "head_dim": latent.rope_width,
+    }
 
 
-def _attention(stack: StackConfig, ours: str, theirs: str) -> list[Weight]:
+def latent_weights(stack: StackConfig) -> list[Weight]:
+    """Returns the weights of latent attention, as `Dialect.further`."""
     latent = stack.latent
     if latent is None:
         return []
@@ -200,78 +200,133 @@ def _attention(stack: StackConfig, ours: str, theirs: str) -> list[Weight]:
         parts |= {"query_down": ("q_a_proj", latent.query_rank, ())}
         parts |= {"query_norm": ("q_a_layernorm", latent.query_rank, ())}
     return [
-        Weight(f"{ours}attention.{name}.weight", ((f"{theirs}self_attn.{part}.weight", rows),), order=order)
+        Weight(f"attention.{name}.weight", ((f"self_attn.{part}.weight", rows),), order=order)
         for name, (part, rows, order) in parts.items()
     ]
 
 
-def _gated(ours: str, theirs: list[str], hidden: int, width: int) -> list[Weight]:
-    halves = [f"{name}{part}_proj" for name in theirs for part in ("gate", "up")]
-    downs = [f"{name}down_proj" for name in theirs]
-    linears = {"gate_up": dict.fromkeys(halves, hidden), "down": dict.fromkeys(downs, width)}
-    return affine(ours, "", linears, bias=False)
+WITHOUT_HEADS = {ours: theirs for ours, theirs in LLAMA_MODULES.items() if not ours.startswith("attention.")}
+"""Modules of a layer whose attention is latent."""
+LATENT: dict[str, Any] = {
+    "rope": OF_ONE_LENGTH,
+    "refused": {
+        "attention_bias": (False, "projections to latent vectors would have biases"),
+        "rope_interleave": (True, "rotated dimensions would be in two halves"),
+    },
+}
+"""Fields of a `Dialect` whose attention is latent."""
 
 
-def _block(stack: StackConfig, ours: str, theirs: str, number: int) -> list[Weight]:
-    norms = {
-        "attention_norm": {"input_layernorm": stack.width},
-        "feedforward_norm": {"post_attention_layernorm": stack.width},
+def latent_hooks(keys: ExpertKeys, length: int) -> dict[str, Any]:
+    """Returns the fields of a `Dialect` with latent attention and experts."""
+
+    def read(fields: Fields) -> dict[str, Any]:
+        values = keys.read(fields)
+        if (shared := values["experts"]["shared"]) < 1:
+            raise refusal("n_shared_experts", shared, "transformers has 1 or more")
+        return read_latent(length, fields) | values
+
+    return LATENT | {
+        "read": read,
+        "write": lambda config: write_latent(config) | keys.write(config),
+        "modules": partial(keys.modules, WITHOUT_HEADS),
+        "further": lambda stack: latent_weights(stack) + keys.further(stack),
     }
-    weights = [*affine(ours, theirs, norms, bias=False), *_attention(stack, ours, theirs)]
-    layer, mlp = f"{ours}feedforward.", f"{theirs}mlp."
-    experts = stack.experts
-    if experts is None or not stack.has_experts(number):
-        return weights + _gated(layer, [mlp], stack.ff_width, stack.width)
-    weights.append(Weight(f"{layer}router.weight", ((f"{mlp}gate.weight", experts.count),)))
-    if experts.balance == "bias":
-        bias = f"{mlp}gate.e_score_correction_bias", experts.count
-        weights.append(Weight(f"{layer}router.balance.bias", (bias,)))
-    each = [f"{mlp}experts.{expert}." for expert in range(experts.count)]
-    weights += _gated(layer, each, stack.expert_width, stack.width)
-    if experts.shared:
-        shared = f"{mlp}shared_experts."
-        weights += _gated(f"{layer}shared.", [shared], stack.shared_width, stack.width)
-    return weights
 
 
-def _predictor(stack: StackConfig, number: int) -> list[Weight]:
+def _read_v2(fields: Fields) -> dict[str, Any]:
+    # Nulls are transformers' own defaults: no groups, and no choice of a number.
+    for key in ("n_group", "topk_group", "num_experts_per_tok"):
+        if fields.values.get(key) is None:
+            fields.values.pop(key, None)
+    values = _V2["read"](fields)
+    method, groups = fields.values.get("topk_method", "greedy"), fields.read(_GROUPS)
+    if method == "group_limited_greedy":
+        values["experts"] |= groups | {"group_scores": 1}
+    elif method != "greedy":
+        raise refusal("topk_method", method, "only 'greedy' and 'group_limited_greedy' can be represented")
+    return dict(values)
+
+
+def _write_v2(config: ModelConfig) -> dict[str, Any]:
+    experts = config.last_stack.experts
+    values = _V2["write"](config)
+    values.pop("router_aux_loss_coef", None)
+    if experts is None or experts.groups == 1:
+        return values | {"topk_method": "greedy"}
+    groups = {"n_group": experts.groups, "topk_group": experts.top_groups}
+    return values | groups | {"topk_method": "group_limited_greedy"}
+
+
+def _predictor(layers: LayerWeights, number: int) -> list[Weight]:
     """Returns the weights of a module that predicts a further token, without those that it shares."""
+    stack = layers.stack
     ours, theirs = f"multi_token.inputs.{number}.", f"model.layers.{stack.layers + number}."
     norms = {"embedding_norm": {"enorm": stack.width}, "hidden_norm": {"hnorm": stack.width}}
     weights = affine(ours, theirs, norms | {"projection": {_JOIN: stack.width}}, bias=False)
-    weights += _block(stack, f"multi_token.blocks.{number}.", theirs, predictor_number(stack))
+    weights += layers.at((f"multi_token.blocks.{number}.", theirs), predictor_number(stack))
     norm = {f"{number}": {"shared_head.norm": stack.width}}
     return weights + affine("multi_token.norms.", theirs, norm, bias=False)
 
 
-def _weights(config: ModelConfig) -> list[Weight]:
-    stack = config.last_stack
-    behind = [f"model.layers.{stack.layers + number}." for number in range(config.multi_token)]
+def _weights(family: Family, dialect: Dialect, config: ModelConfig) -> list[Weight]:
+    weights = family.weights(config)
+    if not config.multi_token:
+        return weights
+    layers = LayerWeights.of(dialect, config)
+    behind = [f"model.layers.{layers.stack.layers + number}." for number in range(config.multi_token)]
     words = tuple(f"{name}embed_tokens.weight" for name in behind)
     scores = tuple(f"{name}shared_head.head.weight" for name in behind)
-    head = [replace(one, copies=scores) for one in own_head(config, _HEAD)]
-    copies = words if head else (*words, *scores)
-    weights = [replace(table("embedding.weight", _WORDS, config.vocab_size), copies=copies)]
-    for number in range(stack.layers):
-        weights += _block(stack, f"decoder.blocks.{number}.", f"model.layers.{number}.", number)
-    weights += affine("decoder.", "model.", {"norm": {"norm": stack.width}}, bias=False)
+    has_head = any(one.ours == "head.weight" for one in weights)
+    copies = {"embedding.weight": words if has_head else (*words, *scores), "head.weight": scores}
+    weights = [replace(one, copies=copies.get(one.ours, ())) for one in weights]
     for number in range(config.multi_token):
-        weights += _predictor(stack, number)
-    return weights + head
+        weights += _predictor(layers, number)
+    return weights
 
 
-def _architecture(config: ModelConfig) -> str:
-    return "DeepseekV3ForCausalLM" if config.head.record.scores_words else "DeepseekV3Model"
+def with_predictors(dialect: Dialect) -> Family:
+    """Returns the family of a table, whose files may have modules that predict further tokens."""
+    family = decoder_family(dialect)
+
+    def read(values: dict[str, Any], names: frozenset[str]) -> ModelConfig:
+        config = family.read_config(values, names)
+        further, layers = 0, config.last_stack.layers
+        while f"model.layers.{layers + further}.{_JOIN}.weight" in names:
+            further += 1
+        return build_config(**config.model_dump() | {"multi_token": further}) if further else config
+
+    def write(config: ModelConfig) -> dict[str, Any]:
+        return family.write_config(config) | {"num_nextn_predict_layers": config.multi_token}
+
+    weights = partial(_weights, family, dialect)
+    return replace(family, read_config=read, write_config=write, weights=weights)
 
 
-_FAMILY = Family(
-    model_type="deepseek_v3",
-    read_config=_read_config,
-    write_config=_write_config,
-    architecture=_architecture,
-    weights=_weights,
-    aliases={_HEAD: _WORDS},
-    prefix="model.",
-    sizes=_SIZES,
-)
-FAMILIES = (with_heads(_FAMILY, None),)
+_V2 = latent_hooks(_V2_EXPERTS, 2048)
+_V2_REFUSED = {
+    "attention_bias": LATENT["refused"]["attention_bias"],
+    "mlp_bias": (False, "the dense layers would have biases, and experts none"),
+    "norm_topk_prob": (False, "transformers has the scores themselves"),
+}
+FAMILIES = (
+    with_predictors(
+        Dialect(
+            model_type="deepseek_v3", name="DeepseekV3", sizes=_SIZES, tokens={"bos": 0, "eos": 1},
+            defaults={
+                "vocab_size": 129280, "hidden_size": 7168, "num_hidden_layers": 61,
+                "num_attention_heads": 128, "max_position_embeddings": 4096,
+            },
+            missing={"intermediate_size": 18432, "hidden_size": 7168, "num_attention_heads": 128},
+            **latent_hooks(V3_EXPERTS, 4096),
+        )
+    ),
+    decoder_family(
+        Dialect(
+            model_type="deepseek_v2", name="DeepseekV2", sizes=_V2_SIZES, tokens={"bos": 1, "eos": 2},
+            defaults={"vocab_size": 102400},
+            missing={"intermediate_size": 11008, "hidden_size": 4096, "num_attention_heads": 32},
+            **_V2 | {"read": _read_v2, "write": _write_v2, "refused": _V2_REFUSED},
+        )
+    ),
+)  # fmt: skip

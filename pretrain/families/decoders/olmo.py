@@ -1,8 +1,10 @@
 """OLMo 1 to 3 (Groeneveld et al. 2024, OLMo team 2025): norms without weights, or of outputs and all queries.
 
-OLMoE (Muennighoff et al. 2024) is an OLMo 2 with experts, and norms before sub-layers.
+OLMoE (Muennighoff et al. 2024) is an OLMo 2 with experts, and norms before sub-layers; FlexOlmo (Shi et al.
+2025) has norms of outputs.
 """
 
+from dataclasses import replace
 from typing import Any
 
 from pretrain.families.decoders.llama import LLAMA_STACK
@@ -35,6 +37,7 @@ _OLMOE = Architecture(
     {"max_seq_len": 4096, "tied_embeddings": False},
 )
 """Muennighoff et al. 2024 (OLMoE), 2, table 1: the scores of the eight chosen experts are their weights."""
+_FLEX = Architecture(("decoder",), _OLMO2.stack, {"max_seq_len": 4096, "tied_embeddings": False})
 _OLMO_SIZES = {
     # Groeneveld et al. 2024, table 1.
     "olmo-1b": _OLMO.size(16, 2048, 16, 8192, of=(50304, 1_176_764_416), tied_embeddings=True),
@@ -65,7 +68,18 @@ _OLMOE_SIZES = {
         2, 64, 4, 48, max_seq_len=128, experts={"count": 8, "top_k": 2, "normalize": False}
     ),
 }  # fmt: skip
+_FLEX_SIZES = {
+    # Shi et al. 2025, 4.1: seven experts of a 7B model.
+    "flex_olmo-7x7b": _FLEX.size(
+        32, 4096, 32, 11008, of=(100352, 33_270_665_216),
+        experts={"count": 7, "top_k": 5, "normalize": False},
+    ),
+    "flex_olmo-tiny": _FLEX.size(
+        2, 64, 4, 48, max_seq_len=128, experts={"count": 8, "top_k": 2, "normalize": False}
+    ),
+}  # fmt: skip
 _EXPERTS = ExpertKeys(("num_experts",), (64, 8), "mlp", "gate_proj", "up_proj", "down_proj")
+_FLEX_EXPERTS = replace(_EXPERTS, defaults=(7, 5))
 _CLIPPED = {"clip_qkv": (None, "queries, keys and values would be clipped")}
 _UNWEIGHTED = {ours: theirs for ours, theirs in LLAMA_MODULES.items() if not ours.endswith("norm")}
 _NORMED_MODULES = {**LLAMA_MODULES, **QK_NORMS}
@@ -113,6 +127,14 @@ FAMILIES = tuple(
                 "attention_bias": (False, "the attention layers would have biases, and experts none"),
             },
             **expert_hooks(_EXPERTS, _NORMED_MODULES),
+        ),
+        Dialect(
+            model_type="flex_olmo", name="FlexOlmo", sizes=_FLEX_SIZES, labels=False,
+            fixed_heads=True, tokens={"pad": 100277, "eos": 100257}, built_in=_NORMED_OUTPUTS,
+            defaults={"vocab_size": 100352, "max_position_embeddings": 4096},
+            missing={"intermediate_size": 11008, "rope_theta": 500000.0, "router_aux_loss_coef": 0.01},
+            refused={"attention_bias": (False, "the attention layers would have biases, and experts none")},
+            **expert_hooks(_FLEX_EXPERTS, OUTPUT_NORMS),
         ),
     )
 )  # fmt: skip

@@ -113,7 +113,7 @@ class Router(nn.Module):
 def _of_best_groups(choice_PE: Tensor, config: ExpertsConfig) -> Tensor:
     """Returns the scores of the groups that a token chooses, minus infinity in the others (DeepSeek-V3, 2.1.2)."""
     choice_PGE = choice_PE.unflatten(1, (config.groups, -1))
-    groups_PG = choice_PGE.topk(2, dim=-1).values.sum(dim=-1).topk(config.top_groups, dim=-1).indices
+    groups_PG = choice_PGE.topk(config.group_scores, dim=-1).values.sum(dim=-1).topk(config.top_groups, dim=-1).indices
     hidden_PG = torch.ones_like(choice_PGE[..., 0], dtype=torch.bool).scatter(1, groups_PG, False)
     return choice_PGE.masked_fill(hidden_PG[..., None], -torch.inf).flatten(1)
 

@@ -29,11 +29,12 @@ class LatentAttention(nn.Module):
         self.dropout = config.attention_weight_dropout
         self.scale = config.score_scale
         inputs = latent.query_rank or config.width
+        eps = latent.norm_eps or config.norm_eps
         self.query_down = None if latent.query_rank is None else nn.Linear(config.width, inputs, bias=False)
-        self.query_norm = None if latent.query_rank is None else nn.RMSNorm(inputs, eps=config.norm_eps)
+        self.query_norm = None if latent.query_rank is None else nn.RMSNorm(inputs, eps=eps)
         self.query_up = nn.Linear(inputs, self.heads * self.head_width, bias=False)
         self.kv_down = nn.Linear(config.width, latent.kv_rank + latent.rope_width, bias=False)
-        self.kv_norm = nn.RMSNorm(latent.kv_rank, eps=config.norm_eps)
+        self.kv_norm = nn.RMSNorm(latent.kv_rank, eps=eps)
         kept_width = self.head_width - latent.rope_width
         self.kv_up = nn.Linear(latent.kv_rank, self.heads * (kept_width + latent.value_width), bias=False)
         self.output = nn.Linear(self.heads * latent.value_width, config.width, bias=False)

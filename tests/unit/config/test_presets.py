@@ -20,11 +20,15 @@ def test_every_preset_is_a_valid_model(name):
     assert config.vocab_size is None
 
 
+ONLY_TINY = {"granitemoeshared"}
+"""Families of which no size is in a paper."""
+
+
 @pytest.mark.parametrize("family", FAMILIES.values(), ids=FAMILIES)
 def test_every_family_has_a_tiny_preset_of_its_shape(family):
     config = ModelConfig.model_validate(expand_preset({"preset": family.tiny}))
     stacks = [{"encoder", "decoder"} & set(size.values) for size in family.sizes.values()]
-    assert len(stacks) > 1
+    assert len(stacks) > 1 or family.model_type in ONLY_TINY
     assert all(set(config.shape.split("+")) == one for one in stacks)
     assert count_parameters(known_model(config, 1024)) < 2_500_000
 

@@ -186,7 +186,14 @@ def test_windows_of_mistral(window):
             {"num_key_value_heads": 8},
             "num_key_value_heads=8: only num_attention_heads=128 has a meaning",
         ),
-        ("deepseek_v3", {"rms_norm_eps": 1e-5}, "rms_norm_eps=1e-05: only 1e-06 can be represented"),
+        (
+            "deepseek_v2",
+            {"topk_method": "noaux_tc"},
+            "topk_method='noaux_tc': only 'greedy' and 'group_limited_greedy'",
+        ),
+        ("glm4_moe_lite", {"mlp_layer_types": ["sparse", "dense"]}, "47 layers can be dense at the beginning alone"),
+        ("helium", {"head_dim": 64}, "head_dim=64: must be hidden_size=2560 by num_attention_heads=20"),
+        ("qwen2_moe", {"use_sliding_window": True, "max_window_layers": 9}, "max_window_layers=9: without layer_types"),
         ("deepseek_v3", {"n_shared_experts": 0}, "n_shared_experts=0: transformers has 1 or more"),
         ("gpt_oss", {"swiglu_alpha": 1.0}, "swiglu_alpha=1.0: only 1.702 can be represented"),
         (

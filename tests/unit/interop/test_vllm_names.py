@@ -20,12 +20,14 @@ REGISTERED = {
     "Qwen3ForCausalLM", "Qwen3MoeForCausalLM", "StableLmForCausalLM", "Starcoder2ForCausalLM", "BambaForCausalLM",
     "Lfm2ForCausalLM", "GraniteMoeHybridForCausalLM", "OlmoHybridForCausalLM", "Qwen3NextForCausalLM",
     "ArceeForCausalLM", "Ernie4_5ForCausalLM", "Exaone4ForCausalLM", "GlmForCausalLM", "Glm4ForCausalLM",
-    "Qwen2MoeForCausalLM", "SeedOssForCausalLM",
+    "Qwen2MoeForCausalLM", "SeedOssForCausalLM", "DeepseekV2ForCausalLM", "Dots1ForCausalLM", "FlexOlmoForCausalLM",
+    "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM",
+    "MiniMaxM2ForCausalLM",
 }  # fmt: skip
 """Classes with a loader of vLLM's own."""
 BY_TRANSFORMERS = {
     "CwmForCausalLM", "HeliumForCausalLM", "HyperCLOVAXForCausalLM", "Jais2ForCausalLM", "MinistralForCausalLM",
-    "SmolLM3ForCausalLM", "VaultGemmaForCausalLM",
+    "SmolLM3ForCausalLM", "SolarOpenForCausalLM", "VaultGemmaForCausalLM",
 }  # fmt: skip
 """Classes that vLLM runs by the model of transformers."""
 

@@ -91,7 +91,8 @@ def size_of(family, config) -> int:
     kind = getattr(hf, architecture)
     with META:
         # Tokens that a preset does not say are those of transformers.
-        given = {key: value for key, value in family.write_config(config).items() if value is not None}
+        written = family.write_config(config).items()
+        given = {key: value for key, value in written if value is not None or not key.endswith("token_id")}
         model = kind(kind.config_class(**given))
     # Not sinusoids, which are parameters there without a gradient; nor a pooler that nothing reads.
     trained = [(name, one) for name, one in model.named_parameters() if one.requires_grad]
