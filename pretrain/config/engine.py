@@ -307,16 +307,13 @@ def sequence_conflicts(ranks: int, engine: EngineConfig, model: AnyModelConfig) 
     if engine.has_fp8:
         yield f"{key} was not tried with engine.fp8={engine.fp8}", "use engine.fp8=off"
     for name, stack in _stacks(model).items():
-        if mixers := stack.lacking("sequence"):
-            reads = f"which {name}.{mixers} reads"
-            yield f"{key} leaves a rank without the state before its part, {reads}", whole
         if stack.drop_path:
             yield f"{key} would draw {name}.drop_path for each part of a row apart", f"{whole}, or leave it out"
         if stack.rope_scaling is not None and stack.rope_scaling.follows_length:
             yield f"{key} needs whole rows for {name}.rope_scaling.kind={stack.rope_scaling.kind}", whole
-        if stack.heads % ranks:
-            rule = f"must divide {name}.heads={stack.heads}: a rank attends with whole heads"
-            yield f"{key} {rule}", _use_divisor(stack.heads)
+        for size, number in stack.divisible(matrices=False).items():
+            if number % ranks:
+                yield f"{key} must divide {name}.{size}={number}: a rank has whole heads", _use_divisor(number)
 
 
 def _stacks(model: ModelConfig) -> dict[str, StackConfig]:
@@ -407,11 +404,9 @@ def tensor_conflicts(parallel: ParallelConfig, engine: EngineConfig, model: AnyM
 
 def _stack_conflicts(key: str, parallel: ParallelConfig, name: str, stack: StackConfig) -> Conflicts:
     scaling = stack.rope_scaling
-    whole_mixers = stack.lacking("tensor")
     reasons = {
         "experts": (stack.experts is not None, "whose experts are cut by parallel.experts"),
         "latent": (stack.latent is not None, "whose keys and values of all heads are of one vector"),
-        whole_mixers: (bool(whole_mixers), "whose states were not cut by heads"),
         f"qk_norm={stack.qk_norm}": (
             stack.qk_norm in ("whole", "heads"),
             "a norm with weights of all heads, of which a rank has some",
@@ -425,15 +420,16 @@ def _stack_conflicts(key: str, parallel: ParallelConfig, name: str, stack: Stack
     for setting, (is_set, why) in reasons.items():
         if is_set:
             yield f"{key} does not go with {name}.{setting}, {why}", "use parallel.tensor=1, or leave it out"
-    sizes = {"heads": stack.heads, "kv_heads": stack.num_kv_heads, "ff_width": stack.ff_width}
+    sizes = stack.divisible(matrices=True)
     for size, number in sizes.items():
         if number % parallel.tensor:
             rule = f"must divide {name}.{size}={number}"
             fix = _use_divisor(math.gcd(*sizes.values()))
             yield f"{key} {rule}: ranks have as much of each layer, and whole heads", fix
-    if stack.heads // parallel.tensor % parallel.sequence:
-        rule = f"must divide {name}.heads={stack.heads}: a rank attends with whole heads"
-        yield f"{key} x parallel.sequence={parallel.sequence} {rule}", "use a smaller one of both"
+    for size, number in stack.divisible(matrices=False).items():
+        if number // parallel.tensor % parallel.sequence:
+            rule = f"must divide {name}.{size}={number}: a rank has whole heads"
+            yield f"{key} x parallel.sequence={parallel.sequence} {rule}", "use a smaller one of both"
 
 
 PLAIN_ENGINE = EngineConfig(kind="single", zero_stage=0, precision="fp32", compile=False)

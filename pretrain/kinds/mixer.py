@@ -9,8 +9,6 @@ from pretrain.config.base import Conflicts, OnResume, Section
 
 Ability = Literal[
     "both_sides",  # encoders, prefixes and cross attention
-    "sequence",  # `parallel.sequence`
-    "tensor",  # `parallel.tensor`
     "fp8",  # `engine.fp8`
     "multi_token",  # `model.multi_token`
     "inits",  # `model.init` other than normal
@@ -33,6 +31,13 @@ class MixerSection(Section):
 
     def describe(self, width: int, heads: int) -> str:
         """Returns a layer in words: `the gated delta rule with 4 states of 24 x 48`."""
+        raise NotImplementedError
+
+    def divisible(self, width: int, heads: int, *, matrices: bool) -> dict[str, int]:
+        """Returns the numbers of a layer by key, of which ranks that share its rows have as many each.
+
+        `matrices`: they share its matrices.
+        """
         raise NotImplementedError
 
     def size_conflicts(self, width: int, heads: int) -> Conflicts:

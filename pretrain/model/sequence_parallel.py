@@ -8,7 +8,8 @@
         v
     norms, products, experts, loss      all heads of T / R columns
 
-Everything else works on one token, so no other layer knows of it. Ranks need as many query heads
+Layers in the place of attention exchange in their own way (`parts/mixer_layer.py`). Everything else
+works on one token, so no other layer knows of it. Ranks need as many query heads
 each. Key-value heads that several ranks read are sent to each of them. The gradient of an exchange
 is an exchange: summed over all ranks, gradients of the parts are those of whole rows.
 
@@ -19,7 +20,6 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
-import torch.distributed._functional_collectives as collectives
 from torch import Tensor, nn
 
 from pretrain.config.model.parts.attention import copies_of_heads
@@ -28,29 +28,23 @@ from pretrain.errors import ConfigError
 from pretrain.model.backends.backend import AttentionBackend, DistanceBias, MaskSize, cast_inputs
 from pretrain.model.parts.attention import CrossAttention, SelfAttention
 from pretrain.model.parts.latent_attention import LatentAttention
+from pretrain.model.parts.mixer_layer import MixerLayer, exchange
 from pretrain.model.stack import Stack
 from pretrain.types import AttentionMask, Columns
-
-
-def _exchange(x: Tensor, group: Any) -> Tensor:
-    """Sends part i of dimension 0 to rank i; returns the parts of all ranks, by rank."""
-    # Differentiable, and traced by torch.compile, whose graph an autograd.Function would break.
-    received = collectives.all_to_all_single_autograd(x.contiguous(), None, None, group)
-    return collectives.wait_tensor(received)
 
 
 def _to_heads(parts: tuple[Tensor, ...], group: Any) -> tuple[Tensor, ...]:
     """Exchanges [B, t, heads, H] of these columns for [B, T, heads / R, H] of all."""
     ranks = group.size()
     sent_BtRMH = torch.cat([x.unflatten(2, (ranks, -1)) for x in parts], dim=3)
-    found_RBtMH = _exchange(sent_BtRMH.permute(2, 0, 1, 3, 4), group)
+    found_RBtMH = exchange(sent_BtRMH.permute(2, 0, 1, 3, 4), group)
     heads = [x.shape[2] // ranks for x in parts]
     return found_RBtMH.transpose(0, 1).flatten(1, 2).split(heads, dim=2)
 
 
 def _to_columns(x_BTMH: Tensor, group: Any) -> Tensor:
     """Exchanges [B, T, N / R, H] of these heads for [B, t, N, H] of all."""
-    found_RBtMH = _exchange(x_BTMH.unflatten(1, (group.size(), -1)).transpose(0, 1), group)
+    found_RBtMH = exchange(x_BTMH.unflatten(1, (group.size(), -1)).transpose(0, 1), group)
     return found_RBtMH.permute(1, 2, 0, 3, 4).flatten(2, 3)
 
 
@@ -138,5 +132,7 @@ def share_rows(model: nn.Module, world: World, timeout_s: int) -> None:
             raise ConfigError(text, fix="use parallel.sequence=1 and parallel.tensor=1")
         if isinstance(module, Stack | SelfAttention | LatentAttention | CrossAttention):
             module.backend = SharedAttention(module.backend, group, heads)
+        elif isinstance(module, MixerLayer):
+            module.group = group
         if isinstance(module, Stack) and module.cross_backend is not None:
             module.cross_backend = SharedAttention(module.cross_backend, group, heads)

@@ -123,7 +123,7 @@ class Stack(nn.Module):
             others = () if table is None else (tables[table],)
             layer_cache = None if cache is None else cache.layers[number]
             rotation = self._rotation(placed, number)
-            contexts.append(AttentionContext(masks[number], rotation, layer_cache, others))
+            contexts.append(AttentionContext(masks[number], rotation, layer_cache, others, rows.columns))
         hidden_BTD, sums = self.pass_blocks(x_BTD, contexts, memory, counted_BT)
         ahead: tuple[Tensor, ...] = ()
         if predictors is not None:
@@ -147,7 +147,7 @@ class Stack(nn.Module):
         # Around a block's call, and so outside of what is compiled and of an engine's hooks.
         offload = self.offload if torch.is_grad_enabled() else None
         for number, (block, context) in enumerate(zip(self.blocks, contexts, strict=True)):
-            mixed = AttentionContext(*context[:3], (*values, *context.others))
+            mixed = AttentionContext(*context[:3], (*values, *context.others), context.columns)
             with nullcontext() if offload is None else offload.block(number):
                 fields = BlockInput(x_BTD, mixed, memory, first_BTD, counted_BT)
                 output: BlockOutput = block(*fields)

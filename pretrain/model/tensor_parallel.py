@@ -35,6 +35,7 @@ from torch import Tensor, nn
 from pretrain.dist import World
 from pretrain.model.parts.attention import CrossAttention, SelfAttention
 from pretrain.model.parts.feedforward import FeedForward
+from pretrain.model.parts.mixer_layer import MixerLayer
 from pretrain.model.parts.position import RotaryPosition
 from pretrain.model.stack import Stack
 from pretrain.model.transformer import Transformer
@@ -127,15 +128,17 @@ class TensorRanks:
 
 
 class RowsLinear(nn.Linear):
-    """A part of the rows of a weight: columns of a rank to a part of the results of all columns."""
+    """A part of the rows of a weight: columns of a rank to a part of the results of all columns.
 
-    def __init__(self, whole: nn.Linear, ranks: TensorRanks) -> None:
-        outputs = whole.out_features // ranks.size
-        super().__init__(whole.in_features, outputs, whole.bias is not None)
+    `ranks` None: its input has all columns already.
+    """
+
+    def __init__(self, whole: nn.Linear, size: int, ranks: TensorRanks | None) -> None:
+        super().__init__(whole.in_features, whole.out_features // size, whole.bias is not None)
         self._ranks = ranks
 
     def forward(self, x_BtD: Tensor) -> Tensor:
-        return super().forward(self._ranks.gather(x_BtD))
+        return super().forward(x_BtD if self._ranks is None else self._ranks.gather(x_BtD))
 
 
 class ColumnsLinear(nn.Linear):
@@ -196,17 +199,21 @@ def share_tensors(model: Transformer, world: World, timeout_s: int) -> dict[str,
             layer.add_module(key, ColumnsLinear(whole, ranks))
             parts[f"{name}.{key}.weight"] = Part(ranks.rank, ranks.size, 1)
             return
-        layer.add_module(key, RowsLinear(whole, ranks))
+        # A mixer gathers once for all of its matrices.
+        gathering = None if isinstance(layer, MixerLayer) else ranks
+        layer.add_module(key, RowsLinear(whole, ranks.size, gathering))
         part = Part(ranks.rank, ranks.size, 0, sections)
         parts.update({f"{name}.{key}.{kind}": part for kind, _ in whole.named_parameters()})
 
     for name, layer in list(model.named_modules()):
-        if isinstance(layer, SelfAttention | CrossAttention | FeedForward):
+        if isinstance(layer, SelfAttention | CrossAttention | FeedForward | MixerLayer):
             for key, sections in layer.cuts().items():
                 cut(name, layer, key, sections)
         if isinstance(layer, SelfAttention):
             layer.heads //= ranks.size
             layer.kv_heads //= ranks.size
+        elif isinstance(layer, MixerLayer):
+            layer.share(ranks)
         elif isinstance(layer, RotaryPosition):
             layer.shared = ranks
         elif isinstance(layer, Stack):

@@ -94,11 +94,13 @@ def _kept_blocks(counts: StackCounts, batch: MicroBatch, engine: EngineConfig, f
 def exchanged_bytes(task: TrainingTask, engine: EngineConfig, micro: int) -> int:
     """Returns bytes that a rank passes to the exchanges of a micro-batch, its own part included."""
     total = 0
+    again = engine.activation_checkpointing != "none"
+    every = engine.activation_checkpointing_every
     for counts in counts_of(task.model).stacks:
-        again = engine.activation_checkpointing != "none"
-        repeated = -(-counts.layers // engine.activation_checkpointing_every) if again else 0
-        each = counts.exchanged(_micro_batch(task, counts, engine, micro, "cuda"))
-        total += each * (2 * counts.layers + repeated)
+        batch = _micro_batch(task, counts, engine, micro, "cuda")
+        for number in range(counts.layers):
+            is_repeated = again and number % every == 0
+            total += counts.exchanged(batch, number) * (2 + is_repeated)
     return total
 
 

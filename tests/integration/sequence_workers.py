@@ -43,6 +43,14 @@ MODELS: dict[str, dict[str, Any]] = {
     "labels": ENCODER
     | {"head": {"kind": "labels", "labels": list(map(str, range(VOCAB)))}, "pooler": True}
     | {"tied_embeddings": False},
+    "hybrid": MODEL
+    | {
+        "decoder": DECODER
+        | {"mixers": ["delta", "mamba2", "convolution", "attention"], "layers": 4, "heads": 12, "head_width": 4}
+        | {"delta": {"value_heads": 24, "key_width": 3, "value_width": 4}, "convolution": {"bias": True}}
+        # A group of 6 heads: 4 ranks have 3 heads each, and so half of one.
+        | {"mamba2": {"heads": 12, "head_width": 5, "state_width": 4, "groups": 2}},
+    },
     "two stacks": TWO_STACKS,
 }
 

@@ -75,6 +75,13 @@ MODELS: dict[str, dict[str, Any]] = {
     "labels": ENCODER
     | {"encoder": DECODER | {"layers": 2}, "head": {"kind": "labels", "labels": list(map(str, range(VOCAB)))}}
     | {"tied_embeddings": False, "pooler": True},
+    "hybrid": LLAMA
+    | {
+        "decoder": DECODER
+        | {"mixers": ["delta", "mamba2", "convolution", "attention"], "layers": 4}
+        | {"delta": {"value_heads": 16, "key_width": 3, "value_width": 4}, "convolution": {"bias": True}}
+        | {"mamba2": {"heads": 8, "head_width": 5, "state_width": 4, "groups": 4, "bias": True}},
+    },
     "two stacks": TWO_STACKS,
 }
 

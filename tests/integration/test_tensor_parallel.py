@@ -37,7 +37,7 @@ def check_layouts(model, world_size, seeds):
 
 
 def test_gradients_of_some_random_layouts_are_those_of_whole_matrices():
-    for model in ("gemma", "sandwich", "two stacks"):
+    for model in ("gemma", "sandwich", "hybrid", "two stacks"):
         check_layouts(model, 2, range(8))
 
 
@@ -92,7 +92,7 @@ def test_products_that_are_kept_for_the_backward_pass_have_no_bias_added_to_them
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("tensor", "sequence", "model"),
-    [(2, 1, "llama"), (4, 1, "gpt2"), (2, 2, "llama"), (2, 2, "relative"), (2, 1, "encoder")],
+    [(2, 1, "llama"), (4, 1, "gpt2"), (2, 2, "llama"), (2, 2, "relative"), (2, 1, "encoder"), (2, 2, "hybrid")],
 )
 def test_data_sequence_and_tensor_ranks_multiply(tensor, sequence, model):
     (expected,) = trained(1, 1, [ALONE], 12, model=model)

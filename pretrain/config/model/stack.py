@@ -313,6 +313,15 @@ class StackConfig(Section):
         lacking = (name for name in self.replaced_by if ability not in MIXERS[name].supports)
         return next((f"mixers={name}" for name in lacking), "")
 
+    def divisible(self, *, matrices: bool) -> dict[str, int]:
+        """Returns numbers by key of which ranks have as many each, if they share rows, or `matrices`."""
+        numbers = {}
+        if sum(self.replaced_by.values()) < self.layers:
+            numbers = {"heads": self.heads} | ({"kv_heads": self.num_kv_heads} if matrices else {})
+        for name in self.replaced_by:
+            numbers |= self.mixer_section(name).divisible(self.width, self.heads, matrices=matrices)
+        return numbers | ({"ff_width": self.ff_width} if matrices else {})
+
     def has_experts(self, number: int) -> bool:
         """Returns whether a layer has experts."""
         return self.experts is not None and number >= self.experts.first

@@ -14,6 +14,10 @@ class ConvolutionSizes(NamedTuple):
     kernel: int
     bias: bool
 
+    def of_rank(self, ranks: int) -> "ConvolutionSizes":
+        """Returns the sizes of a part of the channels: the same."""
+        return self
+
 
 class ConvolutionConfig(MixerSection):
     """Sizes of the layers of short gated convolutions (Liquid AI 2025, LFM 2), as wide as the stack."""
@@ -26,6 +30,10 @@ class ConvolutionConfig(MixerSection):
     def sizes(self, width: int, heads: int) -> ConvolutionSizes:
         """Returns the sizes in a stack."""
         return ConvolutionSizes(self.kernel, self.bias)
+
+    def divisible(self, width: int, heads: int, *, matrices: bool) -> dict[str, int]:
+        """Returns the channels."""
+        return {"width": width}
 
     def describe(self, width: int, heads: int) -> str:
         """Returns the layer in words."""

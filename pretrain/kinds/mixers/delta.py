@@ -30,6 +30,10 @@ class DeltaSizes(NamedTuple):
         """Rows of the matrices of queries, keys, values and gates, which are one parameter."""
         return *self.rows, self.rows[-1]
 
+    def of_rank(self, ranks: int) -> "DeltaSizes":
+        """Returns the sizes of the part of the heads that each of so many ranks has."""
+        return self._replace(heads=self.heads // ranks, value_heads=self.value_heads // ranks)
+
 
 class DeltaConfig(MixerSection):
     """Sizes of the layers of the gated delta rule (Yang et al. 2024, Gated DeltaNet): each head has
@@ -67,6 +71,10 @@ class DeltaConfig(MixerSection):
         sizes = self.sizes(width, heads)
         states = f"{sizes.value_heads} states of {sizes.key_width} x {sizes.value_width}"
         return f"the gated delta rule with {states}"
+
+    def divisible(self, width: int, heads: int, *, matrices: bool) -> dict[str, int]:
+        """Returns the heads of queries and keys; there are as many of values, or a multiple."""
+        return {"delta.heads": self.sizes(width, heads).heads}
 
     def size_conflicts(self, width: int, heads: int) -> Conflicts:
         """Yields heads that do not divide, and widths of 0."""

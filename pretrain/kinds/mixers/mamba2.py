@@ -35,6 +35,10 @@ class Mamba2Sizes(NamedTuple):
         """Rows of the matrices of gates, values, keys, queries and steps, which are one parameter."""
         return self.inner, *self.rows, self.heads
 
+    def of_rank(self, ranks: int) -> "Mamba2Sizes":
+        """Returns the sizes of the part of the heads that each of so many ranks has."""
+        return self._replace(heads=self.heads // ranks, groups=self.groups // ranks)
+
 
 class Mamba2Config(MixerSection):
     """Sizes of the layers of Mamba-2 (Dao and Gu 2024): each head has a matrix of `state_width` x
@@ -66,6 +70,11 @@ class Mamba2Config(MixerSection):
         """Returns the rule and its states."""
         sizes = self.sizes(width, heads)
         return f"Mamba-2 with {sizes.heads} states of {sizes.state_width} x {sizes.head_width}"
+
+    def divisible(self, width: int, heads: int, *, matrices: bool) -> dict[str, int]:
+        """Returns the heads; and with `matrices` the groups, whose rows would be copies."""
+        sizes = self.sizes(width, heads)
+        return {"mamba2.heads": sizes.heads} | ({"mamba2.groups": sizes.groups} if matrices else {})
 
     def size_conflicts(self, width: int, heads: int) -> Conflicts:
         """Yields heads that do not divide, and none."""

@@ -10,6 +10,7 @@ from pretrain.model.backends.backend import AttentionBackend
 from pretrain.model.kv_cache import LayerCache
 from pretrain.model.parts.norm import build_qk_norm, norm_heads
 from pretrain.model.parts.rotary import Rotation, rotate
+from pretrain.types import Columns
 
 
 class AttentionContext(NamedTuple):
@@ -20,12 +21,14 @@ class AttentionContext(NamedTuple):
         rotation: Rotary angles of these positions. None: they are not rotated.
         cache: Earlier keys and values, extended by these, values as they are mixed. None outside decoding.
         others: Values of these positions to mix with, [B, T, K, H] or [B, T, K H] each.
+        columns: Part of the rows that these positions are. None: rows are whole.
     """
 
     prepared: Any
     rotation: Rotation | None = None
     cache: LayerCache | None = None
     others: tuple[Tensor, ...] = ()
+    columns: Columns | None = None
 
 
 class AttentionOutput(NamedTuple):
@@ -77,7 +80,7 @@ class SelfAttention(nn.Module):
 
     def forward(self, x_BTD: Tensor, context: AttentionContext) -> AttentionOutput:
         """Attends within a sequence, under a prepared mask."""
-        prepared, rotation, cache, tables = context
+        prepared, rotation, cache, tables, _ = context
         projected = self.qkv(x_BTD)
         # Its own lengths: ranks that share matrices gather the columns of all.
         heads = projected.view(*projected.shape[:2], -1, self.head_width)  # [B, T, N + 2 K, H]

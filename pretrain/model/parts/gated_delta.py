@@ -9,6 +9,7 @@ Yang et al. 2024 (Gated DeltaNet), 3; chunked as by Yang et al. 2024 (DeltaNet),
 convolution start anew at each document of a row. Not here: kernels for a GPU.
 """
 
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -16,8 +17,9 @@ from torch import Tensor, nn
 from torch.nn.functional import silu, softplus
 
 from pretrain.config.model import StackConfig
-from pretrain.config.model.mixers.counted import CHUNK
+from pretrain.config.model.mixers.chunks import CHUNK
 from pretrain.model.parts.attention import AttentionContext, AttentionOutput
+from pretrain.model.parts.mixer_layer import MixerLayer
 from pretrain.model.parts.recurrence import (
     decay_chunks,
     draw_decay,
@@ -94,7 +96,7 @@ def gated_delta_rule(
     return result_BTNV, state_BNKV if continues else None
 
 
-class GatedDelta(nn.Module):
+class GatedDelta(MixerLayer):
     """Gated delta rule with short convolution, output gate and norm (Gated DeltaNet, 3.4).
 
     The rows of `qkv_gate.weight` are those of query heads, key heads, value heads and gates; of
@@ -102,8 +104,7 @@ class GatedDelta(nn.Module):
     values reads head n // (values / keys) of queries and keys. No biases but `dt_bias`.
 
     Attributes:
-        fused: Rows of each matrix of the parameters that are several.
-        draws: Initial values, as released (`Mixer`).
+        filters: Channels of queries, keys and values, of all ranks.
     """
 
     draws: ClassVar = {
@@ -114,62 +115,72 @@ class GatedDelta(nn.Module):
     }
 
     def __init__(self, config: StackConfig) -> None:
-        super().__init__()
         sizes = config.delta.sizes(config.width, config.heads)
-        self.heads, self.value_heads = sizes.heads, sizes.value_heads
-        self.key_width, self.value_width = sizes.key_width, sizes.value_width
-        self.rows = sizes.rows
-        self.kernel = sizes.kernel
+        super().__init__(sizes)
+        self.filters = sizes.rows
         self.strongest = 2.0 if sizes.negative_eigenvalues else 1.0
-        self.fused = {"qkv_gate": sizes.fused, "rates": (self.value_heads,) * 2}
-        values = self.rows[-1]
+        self.fused = {"qkv_gate": sizes.fused, "rates": (sizes.value_heads,) * 2}
         self.qkv_gate = nn.Linear(config.width, sum(sizes.fused), bias=False)
-        self.convolution = ShortConvolution(sum(self.rows), self.kernel)
-        self.rates = nn.Linear(config.width, 2 * self.value_heads, bias=False)
-        self.a_log = nn.Parameter(torch.empty(self.value_heads))
-        self.dt_bias = nn.Parameter(torch.empty(self.value_heads))
-        self.norm = nn.RMSNorm(self.value_width, eps=sizes.norm_eps)
-        self.output = nn.Linear(values, config.width, bias=False)
+        self.convolution = ShortConvolution(sum(sizes.rows), sizes.kernel)
+        self.rates = nn.Linear(config.width, 2 * sizes.value_heads, bias=False)
+        self.a_log = nn.Parameter(torch.empty(sizes.value_heads))
+        self.dt_bias = nn.Parameter(torch.empty(sizes.value_heads))
+        self.norm = nn.RMSNorm(sizes.value_width, eps=sizes.norm_eps)
+        self.output = nn.Linear(sizes.rows[-1], config.width, bias=False)
 
     def forward(self, x_BTD: Tensor, context: AttentionContext) -> AttentionOutput:
         """Mixes tokens of a document; `context.prepared` are documents of `prepare_documents`."""
         documents_BS: Tensor | None = context.prepared
-        cache = context.cache
-        qkv_BTC, gate_BTV = self.qkv_gate(x_BTD).split((sum(self.rows), self.rows[-1]), dim=-1)
-        state_BNKV = None if cache is None or cache.state is None else cache.state[0]
-        taps_BSC = behind_taps(qkv_BTC, self.kernel, cache)
-        mixed_BTC = silu(self.convolution(taps_BSC, documents_BS))
+        cache, sizes, ranks = context.cache, self.sizes, self.ranks(context)
+        channels, heads = sum(sizes.rows), sizes.value_heads
+        x_BTD = self.gather(x_BTD)
+        qkv_BTC, gate_BTV = self.qkv_gate(x_BTD).split((channels, sizes.rows[-1]), dim=-1)
         rates_BTN = self.rates(x_BTD)
+        if ranks > 1:
+            both_BTC = torch.cat((qkv_BTC, rates_BTN), dim=-1)
+            both_BTC = self.to_heads(both_BTC, (*sizes.rows, heads, heads))
+            qkv_BTC, rates_BTN = both_BTC.split((channels // ranks, 2 * heads // ranks), dim=-1)
+        state_BNKV = None if cache is None or cache.state is None else cache.state[0]
+        taps_BSC = behind_taps(qkv_BTC, sizes.kernel, cache)
+        choose = partial(self.of_heads, context=context, sections=self.filters)
+        mixed_BTC = silu(self.convolution(taps_BSC, documents_BS, choose))
         # Sums of decays and states are exact under any precision.
         with torch.autocast(x_BTD.device.type, enabled=False):
-            inputs = self._read(mixed_BTC, rates_BTN)
+            inputs = self._read(mixed_BTC, rates_BTN, context)
             before_B1 = None
             if documents_BS is not None:
-                inputs = inputs._replace(documents_BT=documents_BS[:, self.kernel - 1 :])
-                before_B1 = documents_BS[:, self.kernel - 2 : self.kernel - 1]
+                inputs = inputs._replace(documents_BT=documents_BS[:, sizes.kernel - 1 :])
+                before_B1 = documents_BS[:, sizes.kernel - 2 : sizes.kernel - 1]
             result_BTNV, state_BNKV = gated_delta_rule(
                 inputs, state_BNKV, before_B1, continues=cache is not None
             )  # fmt: skip
         if cache is not None and state_BNKV is not None:
-            cache.replace_state(x_BTD.shape[1], state_BNKV, taps_BSC[:, 1 - self.kernel :])
+            cache.replace_state(x_BTD.shape[1], state_BNKV, taps_BSC[:, 1 - sizes.kernel :])
+        if ranks > 1:
+            result_BTNV = self.to_columns(result_BTNV.flatten(2)).unflatten(-1, (heads, -1))
         # A copy: a view would keep the whole product until the backward pass.
-        gate_BTNV = gate_BTV.contiguous().unflatten(-1, (self.value_heads, -1))
+        gate_BTNV = gate_BTV.contiguous().unflatten(-1, (heads, -1))
         normed_BTNV = self.norm(result_BTNV.to(self.norm.weight.dtype)).to(gate_BTNV.dtype)
         gated_BTNV = normed_BTNV * silu(gate_BTNV)
         return AttentionOutput(self.output(gated_BTNV.flatten(2)))
 
-    def _read(self, mixed_BTC: Tensor, rates_BTN: Tensor) -> DeltaInput:
+    def _read(self, mixed_BTC: Tensor, rates_BTN: Tensor, context: AttentionContext) -> DeltaInput:
+        sizes, ranks = self.sizes, self.ranks(context)
         exact = torch.promote_types(mixed_BTC.dtype, torch.float32)
-        queries, keys, values = mixed_BTC.to(exact).split(self.rows, dim=-1)
-        q, k = (x.unflatten(-1, (self.heads, -1)) for x in (queries, keys))
-        q = _unit(q) * self.key_width**-0.5
+        rows = [row // ranks for row in sizes.rows]
+        queries, keys, values = mixed_BTC.to(exact).split(rows, dim=-1)
+        q, k = (x.unflatten(-1, (-1, sizes.key_width)) for x in (queries, keys))
+        q = _unit(q) * sizes.key_width**-0.5
         k = _unit(k)
-        if self.value_heads != self.heads:
-            q, k = (x.repeat_interleave(self.value_heads // self.heads, dim=2) for x in (q, k))
+        if sizes.value_heads != sizes.heads:
+            each = sizes.value_heads // sizes.heads
+            q, k = (x.repeat_interleave(each, dim=2) for x in (q, k))
         decay, strength = rates_BTN.to(exact).chunk(2, dim=-1)
-        log_decay = -self.a_log.to(exact).exp() * softplus(decay + self.dt_bias.to(exact))
+        a_log, dt_bias = (self.of_heads(x, context).to(exact) for x in (self.a_log, self.dt_bias))
+        log_decay = -a_log.exp() * softplus(decay + dt_bias)
         strength = self.strongest * strength.sigmoid()
-        return DeltaInput(q, k, values.unflatten(-1, (self.value_heads, -1)), log_decay, strength)
+        v = values.unflatten(-1, (-1, sizes.value_width))
+        return DeltaInput(q, k, v, log_decay, strength)
 
 
 def _unit(x: Tensor) -> Tensor:

@@ -42,7 +42,7 @@ class LatentAttention(nn.Module):
 
     def forward(self, x_BTD: Tensor, context: AttentionContext) -> AttentionOutput:
         """Attends within a sequence, under a prepared mask."""
-        prepared, rotation, cache, tables = context
+        prepared, rotation, cache, tables, _ = context
         assert rotation is not None and not tables, "checked by the config"
         latent, width = self.latent, self.head_width
         queries = x_BTD

@@ -1,5 +1,7 @@
 """Short causal convolution of each channel, which starts anew at each document of a row."""
 
+from collections.abc import Callable
+
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import pad
@@ -18,11 +20,19 @@ class ShortConvolution(nn.Module):
         self.weight = nn.Parameter(torch.empty(channels, kernel))
         self.bias = nn.Parameter(torch.empty(channels)) if bias else None
 
-    def forward(self, taps_BSC: Tensor, documents_BS: Tensor | None) -> Tensor:
-        """Mixes T tokens behind `kernel - 1` earlier ones, [B, kernel - 1 + T, channels]."""
+    def forward(
+        self,
+        taps_BSC: Tensor,
+        documents_BS: Tensor | None,
+        choose: Callable[[Tensor], Tensor] = lambda whole: whole,
+    ) -> Tensor:
+        """Mixes T tokens behind `kernel - 1` earlier ones, [B, kernel - 1 + T, channels].
+
+        `choose` returns what is of these channels, of all.
+        """
         kernel = self.weight.shape[1]
         length = taps_BSC.shape[1] - kernel + 1
-        weight_CK = self.weight.to(taps_BSC.dtype)
+        weight_CK = choose(self.weight).to(taps_BSC.dtype)
         sum_BTC = taps_BSC[:, kernel - 1 :] * weight_CK[:, -1]
         present_BT = None if documents_BS is None else documents_BS[:, kernel - 1 :]
         for place in range(kernel - 1):
@@ -31,7 +41,7 @@ class ShortConvolution(nn.Module):
                 is_same_BT = documents_BS[:, place : place + length] == present_BT
                 earlier_BTC = earlier_BTC * is_same_BT[..., None]
             sum_BTC = sum_BTC + earlier_BTC
-        return sum_BTC if self.bias is None else sum_BTC + self.bias.to(sum_BTC.dtype)
+        return sum_BTC if self.bias is None else sum_BTC + choose(self.bias).to(sum_BTC.dtype)
 
 
 def behind_taps(x_BTC: Tensor, kernel: int, cache: LayerCache | None) -> Tensor:

@@ -9,6 +9,7 @@ Dao and Gu 2024 (Mamba-2), 6 and 7: heads of a group share B and C. State and co
 at each document of a row. Not here: kernels for a GPU.
 """
 
+from functools import partial
 from typing import ClassVar, NamedTuple
 
 import torch
@@ -16,8 +17,10 @@ from torch import Tensor, nn
 from torch.nn.functional import rms_norm, silu, softplus
 
 from pretrain.config.model import StackConfig
-from pretrain.config.model.mixers.counted import CHUNK
+from pretrain.config.model.mixers.chunks import CHUNK
+from pretrain.config.model.parts.attention import copies_of_heads
 from pretrain.model.parts.attention import AttentionContext, AttentionOutput
+from pretrain.model.parts.mixer_layer import MixerLayer
 from pretrain.model.parts.recurrence import decay_chunks, draw_ones, draw_step, split_chunks
 from pretrain.model.parts.short_convolution import ShortConvolution, behind_taps, draw_filter
 
@@ -85,15 +88,20 @@ def state_space_rule(
     return result_BTNV, state.transpose(2, 3).flatten(1, 2) if continues else None
 
 
-class Mamba2(nn.Module):
+def _copy_groups(x: Tensor, dim: int, groups: int, copies: int) -> Tensor:
+    """Repeats each of so many groups of a dimension, for the ranks among which its heads are."""
+    return x.unflatten(dim, (groups, -1)).repeat_interleave(copies, dim).flatten(dim, dim + 1)
+
+
+class Mamba2(MixerLayer):
     """Mamba-2 with short convolution, gates and norm.
 
     The rows of `input.weight` are those of gates, values, keys, queries and steps. Head n reads
     group n // (heads / groups) of keys and queries.
 
     Attributes:
-        fused: Rows of each matrix of the parameters that are several.
-        draws: Initial values, as released (`Mixer`).
+        groups: Groups of all ranks.
+        filters: Channels of values, keys and queries, of all ranks.
     """
 
     draws: ClassVar = {
@@ -105,9 +113,10 @@ class Mamba2(nn.Module):
     }
 
     def __init__(self, config: StackConfig) -> None:
-        super().__init__()
         sizes = config.mamba2.sizes(config.width, config.heads)
-        self.sizes = sizes
+        super().__init__(sizes)
+        self.groups = sizes.groups
+        self.filters = sizes.rows
         self.fused = {"input": sizes.fused}
         self.a_log = nn.Parameter(torch.empty(sizes.heads))
         self.dt_bias = nn.Parameter(torch.empty(sizes.heads))
@@ -120,32 +129,76 @@ class Mamba2(nn.Module):
     def forward(self, x_BTD: Tensor, context: AttentionContext) -> AttentionOutput:
         """Mixes tokens of a document; `context.prepared` are documents of `prepare_documents`."""
         documents_BS: Tensor | None = context.prepared
-        cache = context.cache
-        sizes = self.sizes
+        cache, sizes = context.cache, self.sizes
         parts = (sizes.inner, sum(sizes.rows), sizes.heads)
-        gate_BTV, mixed_BTC, step_BTN = self.input(x_BTD).split(parts, dim=-1)
+        gate_BTV, mixed_BTC, step_BTN = self.input(self.gather(x_BTD)).split(parts, dim=-1)
+        if self.ranks(context) > 1:
+            mixed_BTC, step_BTN = self._exchange(mixed_BTC, step_BTN)
         state_BNHV = None if cache is None or cache.state is None else cache.state[0]
         taps_BSC = behind_taps(mixed_BTC, sizes.kernel, cache)
-        mixed_BTC = silu(self.convolution(taps_BSC, documents_BS))
+        choose = partial(self._filters_here, context=context)
+        mixed_BTC = silu(self.convolution(taps_BSC, documents_BS, choose))
         # Sums of decays and states are exact under any precision.
         with torch.autocast(x_BTD.device.type, enabled=False):
-            exact = torch.promote_types(x_BTD.dtype, torch.float32)
-            values, keys, queries = mixed_BTC.to(exact).split(sizes.rows, dim=-1)
-            step_BTN = softplus(step_BTN.to(exact) + self.dt_bias.to(exact))
-            v_BTNV = values.unflatten(-1, (sizes.heads, -1))
-            q_BTGH, k_BTGH = (x.unflatten(-1, (sizes.groups, -1)) for x in (queries, keys))
-            log_decay_BTN = -self.a_log.to(exact).exp() * step_BTN
-            inputs = StateSpaceInput(q_BTGH, k_BTGH, v_BTNV * step_BTN[..., None], log_decay_BTN)
+            inputs, skipped_BTNV = self._read(mixed_BTC, step_BTN, context)
             before_B1 = None
             if documents_BS is not None:
                 inputs = inputs._replace(documents_BT=documents_BS[:, sizes.kernel - 1 :])
                 before_B1 = documents_BS[:, sizes.kernel - 2 : sizes.kernel - 1]
             result_BTNV, state_BNHV = state_space_rule(inputs, state_BNHV, before_B1, continues=cache is not None)
-            result_BTNV = result_BTNV + self.skip.to(exact)[:, None] * v_BTNV
+            result_BTV = (result_BTNV + skipped_BTNV).flatten(2)
         if cache is not None and state_BNHV is not None:
             cache.replace_state(x_BTD.shape[1], state_BNHV, taps_BSC[:, 1 - sizes.kernel :])
+        if self.ranks(context) > 1:
+            result_BTV = self.to_columns(result_BTV)
         # A copy: a view would keep the whole product until the backward pass.
-        gated_BTV = result_BTNV.flatten(2) * silu(gate_BTV.contiguous().to(exact))
+        gated_BTV = result_BTV * silu(gate_BTV.contiguous().to(result_BTV.dtype))
         groups = gated_BTV.unflatten(-1, (sizes.groups, -1))
         normed_BTV = rms_norm(groups, groups.shape[-1:], eps=sizes.norm_eps).flatten(2)
-        return AttentionOutput(self.output((normed_BTV * self.norm.to(exact)).to(x_BTD.dtype)))
+        weight_V = self.of_matrices(self.norm).to(normed_BTV.dtype)
+        return AttentionOutput(self.output((normed_BTV * weight_V).to(x_BTD.dtype)))
+
+    def _read(
+        self, mixed_BTC: Tensor, step_BTN: Tensor, context: AttentionContext
+    ) -> tuple[StateSpaceInput, Tensor]:  # fmt: skip
+        """Returns the input of the rule, and the values that are added to its result."""
+        sizes, ranks = self.sizes, self.ranks(context)
+        exact = torch.promote_types(mixed_BTC.dtype, torch.float32)
+        keys = sizes.rows[1] * self._copies(context) // ranks
+        parts = (sizes.inner // ranks, keys, keys)
+        values, keys_BTC, queries_BTC = mixed_BTC.to(exact).split(parts, dim=-1)
+        q, k = (x.unflatten(-1, (-1, sizes.state_width)) for x in (queries_BTC, keys_BTC))
+        v = values.unflatten(-1, (-1, sizes.head_width))
+        a_log, dt_bias, skip = (
+            self.of_heads(x, context).to(exact) for x in (self.a_log, self.dt_bias, self.skip)
+        )  # fmt: skip
+        step = softplus(step_BTN.to(exact) + dt_bias)
+        inputs = StateSpaceInput(q, k, v * step[..., None], -a_log.exp() * step)
+        return inputs, skip[:, None] * v
+
+    def _copies(self, context: AttentionContext) -> int:
+        return copies_of_heads(self.sizes.heads, self.sizes.groups, self.ranks(context))
+
+    def _exchange(self, mixed_BtC: Tensor, step_BtN: Tensor) -> tuple[Tensor, Tensor]:
+        """Exchanges values, keys, queries and steps of these columns for those of its heads."""
+        sizes, ranks = self.sizes, self.group.size()
+        copies = copies_of_heads(sizes.heads, sizes.groups, ranks)
+        values, keys, queries = mixed_BtC.split(sizes.rows, dim=-1)
+        if copies > 1:
+            keys, queries = (_copy_groups(x, 2, sizes.groups, copies) for x in (keys, queries))
+        parts = (values, keys, queries, step_BtN)
+        widths = tuple(x.shape[-1] for x in parts)
+        both_BTC = self.to_heads(torch.cat(parts, dim=-1), widths)
+        steps = sizes.heads // ranks
+        mixed_BTC, step_BTN = both_BTC.split((both_BTC.shape[-1] - steps, steps), dim=-1)
+        return mixed_BTC, step_BTN
+
+    def _filters_here(self, whole: Tensor, context: AttentionContext) -> Tensor:
+        """Returns what is of the channels of this rank's heads, and of the groups that they read."""
+        sections, copies = self.filters, self._copies(context)
+        if copies > 1:
+            values, *groups = whole.split(sections)
+            groups = [_copy_groups(x, 0, self.groups, copies) for x in groups]
+            whole = torch.cat((values, *groups))
+            sections = (sections[0], copies * sections[1], copies * sections[2])
+        return self.of_heads(whole, context, sections)

@@ -15,6 +15,10 @@ def model(preset: str = "llama-tiny", **values: object) -> AnyModelConfig:
     return parse_model(expand_preset({"preset": preset, "vocab_size": 100, **values}))
 
 
+def hybrid(mixer: str) -> AnyModelConfig:
+    return model("hybrid-tiny", decoder={"mixers": [mixer]})
+
+
 RECURRENT = parse_model({"kind": "recurrent", "vocab_size": 100, "decoder": {"cell": "lstm", "layers": 1, "width": 8}})
 MIXTURE = model("olmoe-tiny")
 LABELS = {"kind": "labels", "mean": True, "labels": ["a", "b"]}
@@ -66,12 +70,9 @@ DYNAMIC = {"kind": "dynamic", "factor": 2.0}
         (2, {}, CLASSIFIER, r"whole document, of whose last token model\.head\.kind=labels are; use .*=1$"),
         (2, {}, model(multi_token=1), r"the tokens after its part, which model\.multi_token=1 reads; use .*=1, or "),
         (2, {"fp8": "rowwise"}, model(), r"was not tried with engine\.fp8=rowwise; use engine\.fp8=off$"),
-        (
-            2,
-            {},
-            model("hybrid-tiny"),
-            r"the state before its part, which model\.decoder\.mixers=delta reads; use .*=1$",
-        ),
+        (3, {}, hybrid("delta"), r"must divide model\.decoder\.delta\.heads=4: a rank has whole heads; use one of 1, 2, 4$"),
+        (4, {}, hybrid("mamba2"), r"must divide model\.decoder\.mamba2\.heads=2: a rank has whole heads; use one of 1, 2$"),
+        (3, {}, hybrid("convolution"), r"must divide model\.decoder\.width=64: a rank has whole heads; use one of"),
     ],
     ids=[
         "single",
@@ -85,7 +86,9 @@ DYNAMIC = {"kind": "dynamic", "factor": 2.0}
         "last token",
         "further tokens",
         "fp8",
-        "delta",
+        "heads of delta",
+        "heads of Mamba-2",
+        "channels",
     ],
 )
 def test_what_cannot_share_rows_is_refused_with_the_reason(ranks, engine, of, message):
@@ -93,7 +96,12 @@ def test_what_cannot_share_rows_is_refused_with_the_reason(ranks, engine, of, me
         refuse(sequence_conflicts(ranks, EngineConfig.model_validate(engine), of))
 
 
-@pytest.mark.parametrize("recipe", ["quickstart", "llama_1b", "bert_quickstart", "t5_quickstart", "experts_quickstart"])
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        "quickstart", "llama_1b", "bert_quickstart", "t5_quickstart", "experts_quickstart", "hybrid_quickstart",
+    ],
+)  # fmt: skip
 def test_models_of_text_can_share_rows(recipe):
     assert load_config(f"configs/run/{recipe}.yaml", ["parallel.sequence=2"]).parallel.sequence == 2
     with pytest.raises(ConfigError, match=r"parallel\.sequence=7 must divide model\.(en|de)coder\.heads"):
@@ -196,7 +204,9 @@ def decoder(**values: object) -> AnyModelConfig:
         ({}, {}, decoder(rope_scaling=DYNAMIC), r"decoder\.rope_scaling, whose frequencies go by the length of a"),
         ({}, {}, MIXTURE, r"does not go with model\.decoder\.experts, whose experts are cut by parallel\.experts; use"),
         ({}, {}, model("deepseek_v3-tiny"), r"does not go with model\.decoder\.\w+, "),
-        ({}, {}, model("hybrid-tiny"), r"with model\.decoder\.mixers=delta, whose states were not cut by heads; use"),
+        ({"tensor": 3}, {}, hybrid("delta"), r"must divide model\.decoder\.delta\.heads=4: ranks have as much of each"),
+        ({}, {}, hybrid("mamba2"), r"must divide model\.decoder\.mamba2\.groups=1: ranks have .* heads; use 1$"),
+        ({"sequence": 4}, {}, hybrid("delta"), r"sequence=4 must divide model\.decoder\.delta\.heads=4: a rank has"),
         ({}, {}, decoder(qk_norm="whole"), r"qk_norm=whole, a norm with weights of all heads, of which a rank has"),
         ({}, {}, decoder(qk_norm="heads"), r"qk_norm=heads, a norm with weights of all heads, of which a rank has"),
         (

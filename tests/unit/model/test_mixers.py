@@ -211,7 +211,7 @@ def test_convolutions_that_leak_are_noticed(monkeypatch):
     rows = [[30, 41, 9], [64, 15, 1]]
     assert max(difference(model, rows)) < 1e-12
     convolve, prepare = ShortConvolution.forward, recurrence.prepare_documents
-    monkeypatch.setattr(ShortConvolution, "forward", lambda self, taps, _: convolve(self, taps, None))
+    monkeypatch.setattr(ShortConvolution, "forward", lambda self, taps, _, choose: convolve(self, taps, None, choose))
     assert min(difference(model, rows)) > 1e-6
     monkeypatch.setattr(ShortConvolution, "forward", convolve)
     monkeypatch.setattr("pretrain.model.stack.prepare_documents", lambda *each: late(prepare(*each)))
@@ -240,7 +240,7 @@ def test_documents_that_leak_are_noticed(monkeypatch, mutation, mixer):
         )
     if mutation in ("nothing starts anew", "the state alone"):
         convolve = ShortConvolution.forward
-        monkeypatch.setattr(ShortConvolution, "forward", lambda self, taps, _: convolve(self, taps, None))
+        monkeypatch.setattr(ShortConvolution, "forward", lambda self, taps, _, choose: convolve(self, taps, None, choose))
     if mutation == "a token late":
         prepare = recurrence.prepare_documents
         monkeypatch.setattr("pretrain.model.stack.prepare_documents", lambda *each: late(prepare(*each)))

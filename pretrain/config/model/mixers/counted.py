@@ -7,10 +7,6 @@ from pretrain.config.model.parts.counts import FlopCounter, Kept, MicroBatch, We
 from pretrain.config.model.stack import StackConfig
 from pretrain.kinds.mixers import Mixer
 
-CHUNK = 64
-"""Tokens that a rule with a state computes at once; cost grows with it, and the number of steps falls."""
-
-
 class MixerCounts(Protocol):
     """Functions of the module that `Mixer.counts` names."""
 
@@ -26,14 +22,11 @@ class MixerCounts(Protocol):
     def num_values(self, stack: StackConfig) -> int:
         """Returns the values of a layer's projections, of which autocast makes copies."""
 
+    def exchanged(self, batch: MicroBatch, stack: StackConfig) -> tuple[int, int]:
+        """Returns bytes a token of what ranks that share rows exchange before the rule, and behind it."""
+
     def widest(self, stack: StackConfig) -> int:
         """Returns the columns of the widest projection."""
-
-
-def chunks_of(tokens: int) -> tuple[int, int]:
-    """Returns the number of chunks of a row, and their tokens."""
-    chunk = min(CHUNK, tokens)
-    return -(-tokens // chunk), chunk
 
 
 def counts_of(mixer: Mixer) -> MixerCounts:

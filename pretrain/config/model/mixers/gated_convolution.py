@@ -15,11 +15,11 @@ def weights(stack: StackConfig, name: str) -> Weights:
     """Yields the projections and the convolution."""
     sizes, width, group = stack.convolution, stack.width, "attention"
     fused = (width,) * 3
-    yield from linear(f"{name}.input", width, sum(fused), sizes.bias, group, fused=fused)
+    yield from linear(f"{name}.input", width, sum(fused), sizes.bias, group, cut="rows", fused=fused)
     yield NamedWeight(f"{name}.convolution.weight", (width, sizes.kernel), group)
     if sizes.bias:
         yield NamedWeight(f"{name}.convolution.bias", (width,), group)
-    yield from linear(f"{name}.output", width, width, sizes.bias, group)
+    yield from linear(f"{name}.output", width, width, sizes.bias, group, cut="columns")
 
 
 def flops(count: FlopCounter, stack: StackConfig, name: str, tokens: int, reads: bool) -> bool:
@@ -39,6 +39,11 @@ def kept(batch: MicroBatch, stack: StackConfig) -> Kept:
 def num_values(stack: StackConfig) -> int:
     """Returns the values of a layer's projections, of which autocast makes copies."""
     return 4 * stack.width**2
+
+
+def exchanged(batch: MicroBatch, stack: StackConfig) -> tuple[int, int]:
+    """Returns bytes a token of what is convolved, and of the result."""
+    return stack.width * batch.compute, stack.width * batch.compute
 
 
 def widest(stack: StackConfig) -> int:

@@ -1,6 +1,6 @@
 """Gated delta rule in the place of attention (`model.decoder.mixers`)."""
 
-from pretrain.config.model.mixers.counted import chunks_of
+from pretrain.config.model.mixers.chunks import chunks_of
 from pretrain.config.model.parts.counts import (
     STATISTIC,
     FlopCounter,
@@ -27,11 +27,11 @@ def weights(stack: StackConfig, name: str) -> Weights:
     for vector in ("a_log", "dt_bias"):
         yield NamedWeight(f"{name}.{vector}", (value_heads,), group)
     fused = sizes.fused
-    yield from linear(f"{name}.qkv_gate", stack.width, sum(fused), False, group, fused=fused)
+    yield from linear(f"{name}.qkv_gate", stack.width, sum(fused), False, group, cut="rows", fused=fused)
     yield NamedWeight(f"{name}.convolution.weight", (sum(rows), sizes.kernel), group)
-    yield from linear(f"{name}.rates", stack.width, sum(rates), False, group, fused=rates)
+    yield from linear(f"{name}.rates", stack.width, sum(rates), False, group, cut="rows", fused=rates)
     yield NamedWeight(f"{name}.norm.weight", (sizes.value_width,), "norm")
-    yield from linear(f"{name}.output", rows[-1], stack.width, False, group)
+    yield from linear(f"{name}.output", rows[-1], stack.width, False, group, cut="columns")
 
 
 def flops(count: FlopCounter, stack: StackConfig, name: str, tokens: int, reads: bool) -> bool:
@@ -83,6 +83,13 @@ def num_values(stack: StackConfig) -> int:
     """Returns the values of a layer's projections, of which autocast makes copies."""
     sizes = _sizes(stack)
     return stack.width * (sum(sizes.rows) + 2 * sizes.value_heads + 2 * sizes.rows[-1])
+
+
+def exchanged(batch: MicroBatch, stack: StackConfig) -> tuple[int, int]:
+    """Returns bytes a token of queries, keys, values and rates, and of results, which are exact."""
+    sizes = _sizes(stack)
+    sent = sum(sizes.rows) + 2 * sizes.value_heads
+    return sent * batch.compute, sizes.rows[-1] * max(4, batch.compute)
 
 
 def widest(stack: StackConfig) -> int:

@@ -1,6 +1,7 @@
 """Mamba-2 in the place of attention (`model.decoder.mixers`)."""
 
-from pretrain.config.model.mixers.counted import chunks_of
+from pretrain.config.model.mixers.chunks import chunks_of
+from pretrain.config.model.parts.attention import copies_of_heads
 from pretrain.config.model.parts.counts import (
     STATISTIC,
     FlopCounter,
@@ -25,13 +26,13 @@ def weights(stack: StackConfig, name: str) -> Weights:
     for vector in ("a_log", "dt_bias", "skip"):
         yield NamedWeight(f"{name}.{vector}", (sizes.heads,), group)
     fused = sizes.fused
-    yield from linear(f"{name}.input", stack.width, sum(fused), sizes.bias, group, fused=fused)
+    yield from linear(f"{name}.input", stack.width, sum(fused), sizes.bias, group, cut="rows", fused=fused)
     channels = sum(sizes.rows)
     yield NamedWeight(f"{name}.convolution.weight", (channels, sizes.kernel), group)
     if sizes.filter_bias:
         yield NamedWeight(f"{name}.convolution.bias", (channels,), group)
     yield NamedWeight(f"{name}.norm", (sizes.inner,), "norm")
-    yield from linear(f"{name}.output", sizes.inner, stack.width, sizes.bias, group)
+    yield from linear(f"{name}.output", sizes.inner, stack.width, sizes.bias, group, cut="columns")
 
 
 def flops(count: FlopCounter, stack: StackConfig, name: str, tokens: int, reads: bool) -> bool:
@@ -78,6 +79,15 @@ def num_values(stack: StackConfig) -> int:
     """Returns the values of a layer's projections, of which autocast makes copies."""
     sizes = _sizes(stack)
     return stack.width * (sum(sizes.fused) + sizes.inner)
+
+
+def exchanged(batch: MicroBatch, stack: StackConfig) -> tuple[int, int]:
+    """Returns bytes a token of values, copies of keys and queries, and steps; and of results, which are exact."""
+    sizes = _sizes(stack)
+    heads, groups = sizes.heads // batch.tensor, sizes.groups // batch.tensor
+    copies = copies_of_heads(heads, groups, batch.sequence)
+    sent = sizes.inner + copies * sum(sizes.rows[1:]) + sizes.heads
+    return sent * batch.compute, sizes.inner * max(4, batch.compute)
 
 
 def widest(stack: StackConfig) -> int:

@@ -130,8 +130,12 @@ class StackCounts:
         tables = position.kept_tables(batch, stack, self._model.positions_of(self.name))
         return batch.tokens * each + tables + self.num_further * further_tokens.kept_join(batch, stack)
 
-    def exchanged(self, batch: MicroBatch) -> int:
+    def exchanged(self, batch: MicroBatch, number: int) -> int:
         """Returns bytes that ranks which share rows exchange in a pass of a block."""
+        if batch.sequence == 1:
+            return 0
+        if mixer := self._stack.mixer(number):
+            return sum(counts_of(mixer).exchanged(batch, self._stack)) * batch.tokens
         sent, back = attention.exchanged(batch, self._stack)
         each = (sent + back) * batch.length
         if batch.source_length:  # queries, results, keys and values
