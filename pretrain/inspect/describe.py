@@ -373,15 +373,7 @@ def describe_model(config: AnyModelConfig) -> str:
         if config.kind == "recurrent":
             stacks.append(f"{name} of {stack.layers} {stack.cell} layers, width {stack.width}")
         else:
-            heads = f"{stack.heads} heads"
-            # Grouped-query attention: several heads of queries share one of keys and values.
-            if stack.num_kv_heads != stack.heads:
-                heads += f" ({stack.num_kv_heads} of keys)"
-            if stack.latent is not None:
-                heads += f" (keys and values from {stack.latent.kv_rank} numbers a token)"
-            heads += "".join(f", {text}" for text in _describe_mixers(stack))
-            experts = "" if stack.experts is None else f", {_describe_experts(stack.experts)}"
-            stacks.append(f"{name} of {stack.layers} layers, width {stack.width}, {heads}{experts}")
+            stacks.append(", ".join([f"{name} of {stack.layers} layers", *_describe_stack(stack)]))
     if config.kind != "recurrent" and (patches := config.input) is not None:
         sides = f"{patches.image} x {patches.image} x {patches.channels}"
         stacks.append(f"images of {sides} in patches of {patches.size} x {patches.size}")
@@ -395,10 +387,23 @@ def describe_model(config: AnyModelConfig) -> str:
     return f"{'; '.join(stacks)}; {vocabulary}up to {config.max_seq_len:,} tokens"
 
 
-def _describe_mixers(stack: StackConfig) -> Iterator[str]:
+def _describe_stack(stack: StackConfig) -> Iterator[str]:
+    yield f"width {stack.width}"
+    if stack.has_attention:
+        heads = f"{stack.heads} heads"
+        # Grouped-query attention: several heads of queries share one of keys and values.
+        if stack.num_kv_heads != stack.heads:
+            heads += f" ({stack.num_kv_heads} of keys)"
+        if stack.latent is not None:
+            heads += f" (keys and values from {stack.latent.kv_rank} numbers a token)"
+        yield heads
     for name, layers in stack.replaced_by.items():
         section = stack.mixer_section(name)
         yield f"{plural(layers, 'layer')} of them by {section.describe(stack.width, stack.heads)}"
+    if stack.experts is not None:
+        yield _describe_experts(stack.experts)
+    elif not stack.ff_width:
+        yield "no feed-forward layers"
 
 
 def _describe_experts(experts: ExpertsConfig) -> str:

@@ -59,7 +59,11 @@ def differences(config: ModelConfig, family: Family) -> list[str]:
     """Returns `key=theirs, not ours` of each key that `family` would change."""
     if family.reads != config.reads:
         return [f"no such model: {family.model_type} reads {family.reads}, not {config.reads}"]
-    names = frozenset(name for weight in family.weights(config) for name, _ in weight.theirs)
+    weights = family.weights(config)
+    stack = config.last_stack
+    if not stack.has_feedforward(stack.layers - 1) and any(".feedforward." in one.ours for one in weights):
+        return ["no such model: its layers have a feed-forward layer"]
+    names = frozenset(name for weight in weights for name, _ in weight.theirs)
     try:
         written = family.write_config(config) | {"architectures": [family.architecture(config)]}
         theirs = facts(family.read_config(written, names))
@@ -164,6 +168,9 @@ def _stack_facts(stack: StackConfig) -> dict[str, Any]:
     values |= {"qkv_bias": stack.has_qkv_bias, "output_bias": stack.has_output_bias}
     values |= {"norm_bias": stack.has_norm_bias}
     values |= {"score_scale": stack.score_scale or stack.per_head_width**-0.5}
+    if not stack.has_attention:
+        for key in ("heads", "kv_heads", "head_width", "score_scale"):
+            del values[key]
     has_window = [window is not None for window in stack.windows]
     if any(has_window):
         values |= {"window": stack.window, "windows": stack.windows}

@@ -1,7 +1,7 @@
 """A block of a stack, and activation checkpointing (Chen et al. 2016).
 
-    block    self-attention, cross attention to the encoder if there is one, feed-forward;
-             a norm or two and a residual sum each
+    block    self-attention, cross attention to the encoder if there is one, feed-forward unless
+             `ff_width` is 0; a norm or two and a residual sum each
 
 Saved for the backward pass of a block, by `engine.activation_checkpointing`:
 
@@ -140,15 +140,17 @@ class Block(nn.Module):
         self.cross = None if cross_backend is None else CrossAttention(config, cross_backend)
         self.cross_output_norm = build_norm(config) if is_sandwich and self.cross is not None else None
         self.parallel = bool(config.parallel)
-        self.feedforward_norm = None if config.parallel == "one_norm" else build_norm(config)
-        self.feedforward = MixtureOfExperts(config) if config.has_experts(number) else FeedForward(config)
+        self.feedforward = build_feedforward(config, number)
+        has_norm = self.feedforward is not None and config.parallel != "one_norm"
+        self.feedforward_norm = build_norm(config) if has_norm else None
+        is_sandwich = is_sandwich and self.feedforward is not None
         self.feedforward_output_norm = build_norm(config) if is_sandwich else None
         self.residual_scale = config.residual_scale
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.drop_path = config.drop_path_of(number)
         self.attention_scale = _layer_scale(config)
         self.cross_scale = None if self.cross is None else _layer_scale(config)
-        self.feedforward_scale = _layer_scale(config)
+        self.feedforward_scale = None if self.feedforward is None else _layer_scale(config)
 
     def forward(self, *fields: Any) -> BlockOutput:
         """Takes the fields of a `BlockInput` in their order.
@@ -179,6 +181,8 @@ class Block(nn.Module):
             result_BTD = self.cross(read_BTD, hidden_BSD, cross_prepared, context.cache)
             norms = (self.cross_norm, self.cross_output_norm)
             x_BTD = self._add(x_BTD, norms[0], result_BTD, self.cross_scale, norms[1])
+        if self.feedforward is None:
+            return BlockOutput(x_BTD, values_BTKH)
         read_BTD = before_BTD if self.parallel else self._read(x_BTD, self.feedforward_norm)
         result_BTD, routing_W = pass_tokens(self.feedforward, read_BTD, counted_BT, self._tiles)
         output_norm = self.feedforward_output_norm
@@ -221,6 +225,13 @@ def build_attention(config: StackConfig, backend: AttentionBackend, number: int)
         built: nn.Module = resolve_name(mixer.layer)(config)
         return built
     return LatentAttention(config, backend) if config.latent else SelfAttention(config, backend, number)
+
+
+def build_feedforward(config: StackConfig, number: int) -> nn.Module | None:
+    """Builds the feed-forward layer of a block, or the experts in its place; None: it has neither."""
+    if config.has_experts(number):
+        return MixtureOfExperts(config)
+    return FeedForward(config) if config.has_feedforward(number) else None
 
 
 def pass_tokens(

@@ -85,7 +85,8 @@ def _draw_normal(
     if config.init_scaled and name.endswith(_RESIDUAL_OUTPUTS):
         # Attention and feed-forward of each block, and cross attention.
         reads_encoder = name.startswith("decoder.") and config.reads_encoder
-        std = config.init_std / math.sqrt((3 if reads_encoder else 2) * stack.layers)
+        branches = 1 + stack.has_feedforward(stack.layers - 1) + reads_encoder
+        std = config.init_std / math.sqrt(branches * stack.layers)
     weight.normal_(0.0, std, generator=generator)
 
 

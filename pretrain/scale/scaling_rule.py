@@ -113,7 +113,7 @@ def _scale_stack(stack: dict[str, Any], ratio: float, depth: float) -> dict[str,
         "layers": max(1, round(stack["layers"] * depth)),
         "heads": round(stack["heads"] * ratio),
         "kv_heads": stack["kv_heads"] and round(stack["kv_heads"] * ratio),
-        "ff_width": hidden(stack["ff_width"]),
+        "ff_width": stack["ff_width"] and hidden(stack["ff_width"]),
         "embedding_width": tables and max(1, round(tables * ratio)),
         "experts": experts,
     }

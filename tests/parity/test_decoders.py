@@ -186,6 +186,7 @@ MAKERS = {
         attention_bias=True, mlp_bias=True, num_key_value_heads=6, head_dim=10, hidden_act="gelu",
     ),
     "granitemoehybrid-dense": lambda: build_theirs("granitemoehybrid", decoder={"experts": None}),
+    "mamba2-biases": lambda: build_theirs("mamba2", decoder={"mamba2": {"bias": True, "groups": 3}}),
     "qwen2": lambda: qwen2(tie_word_embeddings=True),
     "qwen2-windows": lambda: qwen2(use_sliding_window=True, sliding_window=WINDOW, max_window_layers=1),
     "mixtral-windows": lambda: mixtral(sliding_window=WINDOW, router_aux_loss_coef=0.0),

@@ -53,8 +53,8 @@ class StackConfig(Section):
     """Sizes of the layers of `mixers` that are `mamba2`."""
     convolution: ConvolutionConfig = ConvolutionConfig()
     """Sizes of the layers of `mixers` that are `convolution`."""
-    ff_width: Annotated[int, OnResume.NEVER] = Field(ge=1, le=MAX_WIDTH)
-    """Hidden width F of the feed-forward layer."""
+    ff_width: Annotated[int, OnResume.NEVER] = Field(ge=0, le=MAX_WIDTH)
+    """Hidden width F of the feed-forward layer. 0: blocks have none (Mamba 2)."""
     experts: ExpertsConfig | None = None
     """Mixture of experts in place of the feed-forward layer. None: a dense model."""
     activation: Annotated[Activation, OnResume.ALLOW] = "silu"
@@ -308,6 +308,11 @@ class StackConfig(Section):
         names = map(self.mixer_name, range(self.layers))
         return dict(Counter(name for name in names if name in MIXERS))
 
+    @property
+    def has_attention(self) -> bool:
+        """True if the mixer of a layer is attention."""
+        return sum(self.replaced_by.values()) < self.layers
+
     def lacking(self, ability: Ability) -> str:
         """Returns a mixer of the stack that lacks an ability, as `mixers=delta`; empty: none does."""
         lacking = (name for name in self.replaced_by if ability not in MIXERS[name].supports)
@@ -316,7 +321,7 @@ class StackConfig(Section):
     def divisible(self, *, matrices: bool) -> dict[str, int]:
         """Returns numbers by key of which ranks have as many each, if they share rows, or `matrices`."""
         numbers = {}
-        if sum(self.replaced_by.values()) < self.layers:
+        if self.has_attention:
             numbers = {"heads": self.heads} | ({"kv_heads": self.num_kv_heads} if matrices else {})
         for name in self.replaced_by:
             numbers |= self.mixer_section(name).divisible(self.width, self.heads, matrices=matrices)
@@ -325,6 +330,10 @@ class StackConfig(Section):
     def has_experts(self, number: int) -> bool:
         """Returns whether a layer has experts."""
         return self.experts is not None and number >= self.experts.first
+
+    def has_feedforward(self, number: int) -> bool:
+        """Returns whether a layer has a feed-forward layer, or experts in its place."""
+        return self.ff_width > 0 or self.has_experts(number)
 
     def value_table(self, number: int) -> int | None:
         """Returns the number of the value embedding of a layer, which two layers share; None: it has none."""
@@ -471,6 +480,10 @@ class StackConfig(Section):
             yield f"norm_bias=true is for norm=layer, not {self.norm}", "leave it out"
         if self.score_factor is not None and not self.scaled_attention:
             yield "score_factor and scaled_attention=false both scale scores", "leave one out"
+        if self.ff_width == 0 and self.experts is not None and not self.experts.width:
+            yield "ff_width=0 leaves experts without a width", "set experts.width"
+        if self.ff_width == 0 and self.parallel:
+            yield f"ff_width=0 leaves nothing beside attention for parallel={self.parallel}", "leave one out"
         if self.parallel and self.norm_placement != "pre":
             yield f"parallel={self.parallel} needs norm_placement=pre, not {self.norm_placement}"
 

@@ -30,7 +30,7 @@ _BAMBA_SIZES = {
         2, 96, 4, 192, max_seq_len=128, kv_heads=2, mixers=["mamba2", "attention"], mamba2=_TINY
     ),
 }  # fmt: skip
-_SIZE_KEYS: Keys = {
+MAMBA_KEYS: Keys = {
     "mamba_n_heads": ("heads", 128),
     "mamba_d_state": ("state_width", 256),
     "mamba_n_groups": ("groups", 1),
@@ -38,37 +38,39 @@ _SIZE_KEYS: Keys = {
     "mamba_proj_bias": ("bias", False),
     "mamba_conv_bias": ("filter_bias", True),
 }
-
-
+_INNER = ("mamba_expand", "mamba_d_head")
+"""Keys of the width of all heads over that of the model, and of the width of a head."""
 _NO_LIMITS = ([0.0, {"__float__": "Infinity"}], [0.0, math.inf])
 """Bounds of a step that are none, as files of transformers have them."""
 
 
-def read_mamba(fields: Fields, eps: float) -> dict[str, Any]:
-    """Returns the sizes of Mamba-2, whose heads together are `mamba_expand` times as wide as the model."""
-    values = fields.read(_SIZE_KEYS)
-    inner = fields.integer("mamba_expand", 2) * fields.integer("hidden_size", 4096)
-    width = fields.values.get("mamba_d_head", "auto")
-    width = inner // values["heads"] if width == "auto" else fields.integer("mamba_d_head")
-    if width * values["heads"] != inner:
-        why = f"{values['heads']} heads are not mamba_expand x hidden_size = {inner} wide together"
-        raise refusal("mamba_d_head", width, why)
+def read_mamba(
+    fields: Fields, eps: str, usual_eps: float, keys: Keys = MAMBA_KEYS, inner: tuple[str, str] = _INNER
+) -> dict[str, Any]:  # fmt: skip
+    """Returns the sizes of Mamba-2, whose heads together are so many times as wide as the model."""
+    values = fields.read(keys)
+    expand, head = inner
+    wide = fields.integer(expand, 2) * fields.integer("hidden_size", 4096)
+    width = fields.values.get(head, "auto")
+    width = wide // values["heads"] if width == "auto" else fields.integer(head)
+    if width * values["heads"] != wide:
+        why = f"{values['heads']} heads are not {expand} x hidden_size = {wide} wide together"
+        raise refusal(head, width, why)
     limit = fields.values.get("time_step_limit")
     if limit is not None and limit not in _NO_LIMITS:
         raise refusal("time_step_limit", limit, "steps of ours have no bounds")
-    return values | {"head_width": width, "norm_eps": fields.number("rms_norm_eps", eps)}
+    return values | {"head_width": width, "norm_eps": fields.number(eps, usual_eps)}
 
 
-def write_mamba(stack: StackConfig) -> dict[str, Any]:
+def write_mamba(stack: StackConfig, keys: Keys = MAMBA_KEYS, inner: tuple[str, str] = _INNER) -> dict[str, Any]:
     """Returns the keys of `read_mamba`."""
     sizes = stack.mamba2.sizes(stack.width, stack.heads)
-    return {key: getattr(sizes, ours) for key, (ours, _) in _SIZE_KEYS.items()} | {
-        "mamba_d_head": sizes.head_width,
-        "mamba_expand": sizes.inner // stack.width,
-    }
+    values = {key: getattr(sizes, ours) for key, (ours, _) in keys.items()}
+    return values | dict(zip(inner, (sizes.inner // stack.width, sizes.head_width), strict=True))
 
 
-def _weights(stack: StackConfig) -> list[Weight]:
+def mamba_weights(stack: StackConfig, module: str = "mamba") -> list[Weight]:
+    """Returns the tensors of a layer of Mamba-2, which is a module of this name."""
     sizes = stack.mamba2.sizes(stack.width, stack.heads)
     channels = sum(sizes.rows)
     rows = {
@@ -84,19 +86,18 @@ def _weights(stack: StackConfig) -> list[Weight]:
         rows |= {"output.bias": ("out_proj.bias", stack.width)}
     if sizes.filter_bias:
         rows |= {"convolution.bias": ("conv1d.bias", channels)}
-    weights = [Weight(f"attention.{name}", ((f"mamba.{part}", count),)) for name, (part, count) in rows.items()]
-    return [*weights, filter_weight("mamba.conv1d", channels, sizes.kernel)]
-
-
-MAMBA_TENSORS = MixerTensors(_weights)
-"""Tensors of a layer of Mamba-2 in a hybrid."""
+    weights = [
+        Weight(f"attention.{name}", ((f"{module}.{part}", count),))
+        for name, (part, count) in rows.items()
+    ]  # fmt: skip
+    return [*weights, filter_weight(f"{module}.conv1d", channels, sizes.kernel)]
 
 
 def _read_bamba(fields: Fields) -> dict[str, Any]:
     layers = fields.integer("num_hidden_layers", 32)
     listed = fields.values.get("attn_layer_indices") or []
     mixers = [ATTENTION if number in listed else "mamba2" for number in range(layers)]
-    return {"mixers": shortest_pattern(mixers), "mamba2": read_mamba(fields, 1e-5)}
+    return {"mixers": shortest_pattern(mixers), "mamba2": read_mamba(fields, "rms_norm_eps", 1e-5)}
 
 
 def _write_bamba(config: ModelConfig) -> dict[str, Any]:
@@ -125,7 +126,7 @@ FAMILIES = (
                 "max_position_embeddings": 262144,
             },
             read=_read_bamba, write=_write_bamba, modules=lambda config: _BAMBA_MODULES,
-            mixers={"mamba2": MAMBA_TENSORS}, labels=False, fixed_heads=True,
+            mixers={"mamba2": MixerTensors(mamba_weights)}, labels=False, fixed_heads=True,
         )
     ),
 )  # fmt: skip

@@ -13,8 +13,8 @@ from pretrain.families.decoders.granite import GRANITE_KEYS, read_factors, write
 from pretrain.families.decoders.llama import LLAMA_STACK
 from pretrain.families.dialect import LLAMA_MODULES, Dialect, decoder_family
 from pretrain.families.family import Family, Weight
-from pretrain.families.hybrids.bamba import MAMBA_TENSORS, read_mamba, write_mamba
-from pretrain.families.mixer_keys import LINEAR, read_mixers, write_mixers
+from pretrain.families.hybrids.bamba import mamba_weights, read_mamba, write_mamba
+from pretrain.families.mixer_keys import LINEAR, MixerTensors, read_mixers, write_mixers
 from pretrain.families.sizes import Architecture, Size, Values
 
 _GRANITE4 = Architecture(
@@ -76,7 +76,7 @@ def _read(fields: Fields) -> dict[str, Any]:
     key = "layers_block_type" if "layers_block_type" in fields.values else "layer_types"
     values = {
         "mixers": read_mixers(fields, [LINEAR] * layers, _KINDS, key),
-        "mamba2": read_mamba(fields, 1e-6),
+        "mamba2": read_mamba(fields, "rms_norm_eps", 1e-6),
         **_read_experts(fields),
         **read_factors(fields),
     }
@@ -180,7 +180,7 @@ _ALL: dict[str, Any] = {
 _DIALECTS = (
     Dialect(
         model_type="granitemoehybrid", name="GraniteMoeHybrid", sizes=_SIZES,
-        biases=("attention_bias",), read=_read, write=_write, mixers={"mamba2": MAMBA_TENSORS}, **_ALL,
+        biases=("attention_bias",), read=_read, write=_write, mixers={"mamba2": MixerTensors(mamba_weights)}, **_ALL,
     ),
     *(
         Dialect(

@@ -116,12 +116,14 @@ def test_experts_that_do_not_fit_are_refused(experts, message):
         ({"mixers": DELTA, "delta": {"heads": 60}}, "delta.key_width of width=32 and 60 heads is 0; set delta.key_wid"),
         ({"mixers": DELTA, "value_embeddings": 1}, "value_embeddings=1 does not go with mixers=delta; leave one of"),
         ({"mixers": DELTA, "value_residual": True}, "value_residual=true does not go with mixers=delta; leave one of"),
+        ({"ff_width": 0, "experts": GROUPED}, "ff_width=0 leaves experts without a width; set experts.width"),
+        ({"ff_width": 0, "parallel": True}, "ff_width=0 leaves nothing beside attention for parallel=True; leave one"),
         ({"gated": False, "gate_shift": 1.0}, "gate_limit and gate_shift are for gated=true; leave them out"),
     ],
 )
 def test_keys_that_need_another_are_refused_without(keys, message):
     with pytest.raises(ValidationError, match=message):
-        StackConfig(**SIZES, **keys)
+        StackConfig(**SIZES | keys)
 
 
 def test_experts_are_as_wide_as_the_dense_layer_unless_told():

@@ -82,6 +82,14 @@ def test_a_model_that_no_family_represents_is_refused_with_the_nearest_and_its_k
     )
 
 
+def test_layers_without_a_feedforward_layer_are_those_of_mamba_2_alone():
+    assert differences(tiny(decoder={"ff_width": 0}), FAMILIES["llama"]) == [
+        "no such model: its layers have a feed-forward layer"
+    ]
+    # Heads have no effect without a layer of attention.
+    assert choose_family(tiny("mamba2-tiny", decoder={"heads": 3, "head_width": None})).model_type == "mamba2"
+
+
 def test_no_family_has_embeddings_of_ngrams():
     with pytest.raises(ConfigError, match="it has ngram_embeddings=0, not 2; train with"):
         choose_family(tiny(ngram_embeddings=2), "llama")

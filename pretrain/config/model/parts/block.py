@@ -23,13 +23,16 @@ def weights(stack: StackConfig, name: str, number: int, *, reads_encoder: bool =
     if is_sandwich:
         yield from norm.weights(stack, f"{name}.attention_output_norm")
     if stack.layer_scale is not None:
-        for layer in ("attention", "feedforward", *(["cross"] if reads_encoder else [])):
+        layers = {"attention": True, "feedforward": stack.has_feedforward(number), "cross": reads_encoder}
+        for layer in (layer for layer, is_there in layers.items() if is_there):
             yield NamedWeight(f"{name}.{layer}_scale", (stack.width,), "attention")
     if reads_encoder:
         yield from norm.weights(stack, f"{name}.cross_norm")
         yield from attention.cross_weights(stack, f"{name}.cross")
         if is_sandwich:
             yield from norm.weights(stack, f"{name}.cross_output_norm")
+    if not stack.has_feedforward(number):
+        return
     if stack.parallel != "one_norm":
         yield from norm.weights(stack, f"{name}.feedforward_norm")
     if stack.experts is not None and stack.has_experts(number):
@@ -90,6 +93,8 @@ def flops(
     passed.add("attention", result)
     if row.source is not None:
         passed.add("cross", attention.cross_flops(count, stack, f"{name}.cross", row, passed.read("cross")))
+    if not stack.has_feedforward(number):
+        return passed.has_gradient, has_values
     read = before if stack.parallel else passed.read("feedforward")
     layer = f"{name}.feedforward"
     if stack.experts is not None and stack.has_experts(number):
@@ -137,10 +142,12 @@ def tile(batch: MicroBatch, stack: StackConfig, number: int) -> Kept:
     """Counts a token of a block's feed-forward layer or experts, without their input."""
     if stack.experts is not None and stack.has_experts(number):
         return experts.kept(batch, stack, stack.experts)
-    return feedforward.kept(batch, stack)
+    return feedforward.kept(batch, stack) if stack.has_feedforward(number) else Kept(0)
 
 
 def _kept_feedforward(batch: MicroBatch, stack: StackConfig, number: int) -> Kept:
+    if not stack.has_feedforward(number):
+        return Kept(0)
     around = _kept_around(batch, stack, shared=stack.parallel)
     if batch.tiles > 1:
         # The columns of other ranks are gathered again with each tile, and go with it.

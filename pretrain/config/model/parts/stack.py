@@ -162,7 +162,8 @@ class StackCounts:
         """
         stack, ids = self._stack, 8
         # A gather and a sum of attention, feed-forward and cross attention, whose keys are one more.
-        each = (4 + 2 * bool(source)) * tokens + source
+        layers = 1 + stack.has_feedforward(stack.layers - 1) + bool(source)
+        each = 2 * layers * tokens + source
         # A block that is computed again stops at what it kept last: the input of its last product.
         kept_behind = stack.norm_placement != "pre" or stack.dropout or stack.layer_scale or stack.drop_path
         last = 0 if kept_behind else tokens
