@@ -44,7 +44,7 @@ class GatedConvolution(MixerLayer):
         if context.cache is not None:
             context.cache.replace_state(mixed_BTD.shape[1], taps_BSD[:, 1 - kernel :])
         choose = partial(self.of_heads, context=context)
-        mixed_BTD = self.convolution(taps_BSD, context.prepared, choose)
+        mixed_BTD = self.convolution(taps_BSD, context.prepared, mixed_BTD.shape[1], choose)
         if shares_rows:
             mixed_BTD = self.to_columns(mixed_BTD)
         return AttentionOutput(self.output(behind_BTD * mixed_BTD))

@@ -37,17 +37,17 @@ class DeltaInput(NamedTuple):
     """Input of the gated delta rule for T tokens, in fp32 or float64.
 
     Attributes:
-        q_BTNH: Queries, of norm 1 and scaled by 1 / sqrt(their width).
-        k_BTNH: Keys, of norm 1.
-        v_BTNH: Values, of another width.
+        q_BTGH: Queries of each group of heads, of norm 1 and scaled by 1 / sqrt(their width).
+        k_BTGH: Keys of each group, of norm 1.
+        v_BTNV: Values of each head, of another width.
         log_decay_BTN: Logarithm of the decay of the state before a token is written, at most 0.
         strength_BTN: Strength of the write of a token.
         documents_BT: Document of each token, one after another in a row. None: one a row.
     """
 
-    q_BTNH: Tensor
-    k_BTNH: Tensor
-    v_BTNH: Tensor
+    q_BTGH: Tensor
+    k_BTGH: Tensor
+    v_BTNV: Tensor
     log_decay_BTN: Tensor
     strength_BTN: Tensor
     documents_BT: Tensor | None = None
@@ -71,27 +71,34 @@ def gated_delta_rule(
     Returns:
         Results [B, T, N, V] and the state after the last token, or None.
     """
-    rows, length, heads, key_width = inputs.k_BTNH.shape
+    length, groups, key_width = inputs.k_BTGH.shape[1:]
+    value_width = inputs.v_BTNV.shape[-1]
     chunk = min(CHUNK, length)
     q, k, v, log_decay, strength = (split_chunks(x, chunk) for x in inputs[:5])
-    if state_BNKV is None:
-        state_BNKV = k.new_zeros(rows, heads, key_width, v.shape[-1])
     pairs, reads, writes, remains = decay_chunks(log_decay, inputs.documents_BT, before_B1)
-    written = k * strength[..., None]
-    system = written @ k.mT * pairs
-    inside = q @ k.mT * pairs
+
+    def of_heads(x: Tensor, factor: Tensor) -> Tensor:
+        """Multiplies what is of groups by a factor of each head."""
+        return (x[:, :, None] * factor.unflatten(1, (groups, -1))).flatten(1, 2)
+
+    strength = strength[..., None]
+    system = of_heads(k @ k.mT, pairs * strength)
+    inside = of_heads(q @ k.mT, pairs)
     # Values that are written, and what they lose of the state before the chunk.
-    sides = torch.cat((v * strength[..., None], written * reads), dim=-1)
+    sides = torch.cat((v * strength, of_heads(k, strength * reads)), dim=-1)
     solved = torch.linalg.solve_triangular(system, sides, upper=False, unitriangular=True)
-    fresh, lost = solved.split((v.shape[-1], key_width), dim=-1)
+    fresh, lost = solved.split((value_width, key_width), dim=-1)
     # Chunks by one call: the gradient of each index would have the size of the row.
-    chunks = [x.unbind(2) for x in (fresh, lost, q * reads, inside, k * writes, remains)]
+    chunks = [x.unbind(2) for x in (fresh, lost, of_heads(q, reads), inside, of_heads(k, writes), remains)]
     results = []
     for number, (fresh_c, lost_c, q_c, inside_c, k_c, remains_c) in enumerate(zip(*chunks, strict=True)):
-        new = fresh_c - lost_c @ state_BNKV
-        results.append(q_c @ state_BNKV + inside_c @ new)
+        # Zeros before a row are no product.
+        new = fresh_c if state_BNKV is None else fresh_c - lost_c @ state_BNKV
+        result = inside_c @ new
+        results.append(result if state_BNKV is None else q_c @ state_BNKV + result)
         if continues or number + 1 < q.shape[2]:
-            state_BNKV = state_BNKV * remains_c + k_c.mT @ new
+            written = k_c.mT @ new
+            state_BNKV = written if state_BNKV is None else state_BNKV * remains_c + written
     result_BTNV = torch.cat(results, dim=2).transpose(1, 2)[:, :length]
     return result_BTNV, state_BNKV if continues else None
 
@@ -140,10 +147,12 @@ class GatedDelta(MixerLayer):
             both_BTC = torch.cat((qkv_BTC, rates_BTN), dim=-1)
             both_BTC = self.to_heads(both_BTC, (*sizes.rows, heads, heads))
             qkv_BTC, rates_BTN = both_BTC.split((channels // ranks, 2 * heads // ranks), dim=-1)
+            # A copy: a view would keep the whole product until the backward pass.
+            gate_BTV = gate_BTV.contiguous()
         state_BNKV = None if cache is None or cache.state is None else cache.state[0]
         taps_BSC = behind_taps(qkv_BTC, sizes.kernel, cache)
         choose = partial(self.of_heads, context=context, sections=self.filters)
-        mixed_BTC = silu(self.convolution(taps_BSC, documents_BS, choose))
+        mixed_BTC = silu(self.convolution(taps_BSC, documents_BS, qkv_BTC.shape[1], choose))
         # Sums of decays and states are exact under any precision.
         with torch.autocast(x_BTD.device.type, enabled=False):
             inputs = self._read(mixed_BTC, rates_BTN, context)
@@ -158,8 +167,7 @@ class GatedDelta(MixerLayer):
             cache.replace_state(x_BTD.shape[1], state_BNKV, taps_BSC[:, 1 - sizes.kernel :])
         if ranks > 1:
             result_BTNV = self.to_columns(result_BTNV.flatten(2)).unflatten(-1, (heads, -1))
-        # A copy: a view would keep the whole product until the backward pass.
-        gate_BTNV = gate_BTV.contiguous().unflatten(-1, (heads, -1))
+        gate_BTNV = gate_BTV.unflatten(-1, (heads, -1))
         normed_BTNV = self.norm(result_BTNV.to(self.norm.weight.dtype)).to(gate_BTNV.dtype)
         gated_BTNV = normed_BTNV * silu(gate_BTNV)
         return AttentionOutput(self.output(gated_BTNV.flatten(2)))
@@ -170,11 +178,7 @@ class GatedDelta(MixerLayer):
         rows = [row // ranks for row in sizes.rows]
         queries, keys, values = mixed_BTC.to(exact).split(rows, dim=-1)
         q, k = (x.unflatten(-1, (-1, sizes.key_width)) for x in (queries, keys))
-        q = _unit(q) * sizes.key_width**-0.5
-        k = _unit(k)
-        if sizes.value_heads != sizes.heads:
-            each = sizes.value_heads // sizes.heads
-            q, k = (x.repeat_interleave(each, dim=2) for x in (q, k))
+        q, k = _unit(q, sizes.key_width**-0.5), _unit(k, 1.0)
         decay, strength = rates_BTN.to(exact).chunk(2, dim=-1)
         a_log, dt_bias = (self.of_heads(x, context).to(exact) for x in (self.a_log, self.dt_bias))
         log_decay = -a_log.exp() * softplus(decay + dt_bias)
@@ -183,5 +187,6 @@ class GatedDelta(MixerLayer):
         return DeltaInput(q, k, v, log_decay, strength)
 
 
-def _unit(x: Tensor) -> Tensor:
-    return x * (x.square().sum(dim=-1, keepdim=True) + NORM_EPS).rsqrt()
+def _unit(x: Tensor, length: float) -> Tensor:
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return x * (length * (norm.square() + NORM_EPS).rsqrt())

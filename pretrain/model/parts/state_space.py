@@ -134,10 +134,12 @@ class Mamba2(MixerLayer):
         gate_BTV, mixed_BTC, step_BTN = self.input(self.gather(x_BTD)).split(parts, dim=-1)
         if self.ranks(context) > 1:
             mixed_BTC, step_BTN = self._exchange(mixed_BTC, step_BTN)
+            # A copy: a view would keep the whole product until the backward pass.
+            gate_BTV = gate_BTV.contiguous()
         state_BNHV = None if cache is None or cache.state is None else cache.state[0]
         taps_BSC = behind_taps(mixed_BTC, sizes.kernel, cache)
         choose = partial(self._filters_here, context=context)
-        mixed_BTC = silu(self.convolution(taps_BSC, documents_BS, choose))
+        mixed_BTC = silu(self.convolution(taps_BSC, documents_BS, mixed_BTC.shape[1], choose))
         # Sums of decays and states are exact under any precision.
         with torch.autocast(x_BTD.device.type, enabled=False):
             inputs, skipped_BTNV = self._read(mixed_BTC, step_BTN, context)
@@ -151,8 +153,7 @@ class Mamba2(MixerLayer):
             cache.replace_state(x_BTD.shape[1], state_BNHV, taps_BSC[:, 1 - sizes.kernel :])
         if self.ranks(context) > 1:
             result_BTV = self.to_columns(result_BTV)
-        # A copy: a view would keep the whole product until the backward pass.
-        gated_BTV = result_BTV * silu(gate_BTV.contiguous().to(result_BTV.dtype))
+        gated_BTV = result_BTV * silu(gate_BTV.to(result_BTV.dtype))
         groups = gated_BTV.unflatten(-1, (sizes.groups, -1))
         normed_BTV = rms_norm(groups, groups.shape[-1:], eps=sizes.norm_eps).flatten(2)
         weight_V = self.of_matrices(self.norm).to(normed_BTV.dtype)

@@ -42,18 +42,20 @@ def random_inputs(length, *, documents=None, seed=0):
     generator = torch.Generator().manual_seed(seed)
 
     def draw(*shape):
-        return torch.randn(2, length, 3, *shape, generator=generator, dtype=torch.float64)
+        return torch.randn(2, length, *shape, generator=generator, dtype=torch.float64)
 
-    q, k = (torch.nn.functional.normalize(draw(5), dim=-1) for _ in range(2))
-    log_decay, strength = -2 * draw().square(), 2 * draw().sigmoid()
-    return DeltaInput(*(x.requires_grad_() for x in (q, k, draw(7), log_decay, strength)), documents)
+    q, k = (torch.nn.functional.normalize(draw(3, 5), dim=-1) for _ in range(2))
+    log_decay, strength = -2 * draw(6).square(), 2 * draw(6).sigmoid()
+    return DeltaInput(*(x.requires_grad_() for x in (q, k, draw(6, 7), log_decay, strength)), documents)
 
 
 def step_by_step(inputs, state):
     """The recurrence of Yang et al. 2024, equation 10, one token at a time."""
     results = []
-    for t in range(inputs.q_BTNH.shape[1]):
+    each = state.shape[1] // inputs.q_BTGH.shape[2]
+    for t in range(inputs.q_BTGH.shape[1]):
         q, k, v, log_decay, strength = (x[:, t] for x in inputs[:5])
+        q, k = (x.repeat_interleave(each, dim=1) for x in (q, k))
         if t and inputs.documents_BT is not None:
             state = state * (inputs.documents_BT[:, t] == inputs.documents_BT[:, t - 1])[:, None, None, None]
         state = state * log_decay.exp()[..., None, None]
@@ -76,7 +78,7 @@ def cut(rows, length, parts, seed):
 def test_chunks_equal_one_token_at_a_time(length, parts):
     documents = cut(2, length, parts, seed=length) if 1 < parts <= length else None
     inputs = random_inputs(length, documents=documents)
-    state = torch.randn(2, 3, 5, 7, dtype=torch.float64, requires_grad=True)
+    state = torch.randn(2, 6, 5, 7, dtype=torch.float64, requires_grad=True)
     before = None if documents is None else documents[:, :1]
     results = []
     for rule in (gated_delta_rule, step_by_step):
@@ -121,7 +123,7 @@ def test_chunks_of_a_state_space_equal_one_token_at_a_time(length, parts):
 
 
 def test_decays_that_leave_nothing_are_no_overflow():
-    inputs = random_inputs(130)._replace(log_decay_BTN=torch.full((2, 130, 3), -1e4, dtype=torch.float64))
+    inputs = random_inputs(130)._replace(log_decay_BTN=torch.full((2, 130, 6), -1e4, dtype=torch.float64))
     result, state = gated_delta_rule(inputs)
     gradients = torch.autograd.grad(result.sum(), inputs[:3])
     assert all(x.isfinite().all() for x in (result, state, *gradients))
@@ -211,7 +213,7 @@ def test_convolutions_that_leak_are_noticed(monkeypatch):
     rows = [[30, 41, 9], [64, 15, 1]]
     assert max(difference(model, rows)) < 1e-12
     convolve, prepare = ShortConvolution.forward, recurrence.prepare_documents
-    monkeypatch.setattr(ShortConvolution, "forward", lambda self, taps, _, choose: convolve(self, taps, None, choose))
+    monkeypatch.setattr(ShortConvolution, "forward", lambda self, taps, _, *rest: convolve(self, taps, None, *rest))
     assert min(difference(model, rows)) > 1e-6
     monkeypatch.setattr(ShortConvolution, "forward", convolve)
     monkeypatch.setattr("pretrain.model.stack.prepare_documents", lambda *each: late(prepare(*each)))
@@ -240,7 +242,7 @@ def test_documents_that_leak_are_noticed(monkeypatch, mutation, mixer):
         )
     if mutation in ("nothing starts anew", "the state alone"):
         convolve = ShortConvolution.forward
-        monkeypatch.setattr(ShortConvolution, "forward", lambda self, taps, _, choose: convolve(self, taps, None, choose))
+        monkeypatch.setattr(ShortConvolution, "forward", lambda self, taps, _, *rest: convolve(self, taps, None, *rest))
     if mutation == "a token late":
         prepare = recurrence.prepare_documents
         monkeypatch.setattr("pretrain.model.stack.prepare_documents", lambda *each: late(prepare(*each)))

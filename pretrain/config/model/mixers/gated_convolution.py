@@ -31,9 +31,7 @@ def flops(count: FlopCounter, stack: StackConfig, name: str, tokens: int, reads:
 
 def kept(batch: MicroBatch, stack: StackConfig) -> Kept:
     """Counts a token: the product, the input of the convolution, its result, and the gated one."""
-    taps = stack.width * (batch.length + stack.convolution.kernel - 1) // batch.length
-    whole = (5 * stack.width + taps) * batch.compute
-    return Kept(whole, 4 * stack.width * batch.compute)
+    return Kept(6 * stack.width * batch.compute, 4 * stack.width * batch.compute)
 
 
 def num_values(stack: StackConfig) -> int:

@@ -43,16 +43,13 @@ def flops(count: FlopCounter, stack: StackConfig, name: str, tokens: int, reads:
     sizes = _sizes(stack)
     heads, key, value = sizes.value_heads, sizes.key_width, sizes.value_width
     chunks, chunk = chunks_of(tokens)
-    pairs = heads * chunks * chunk * chunk
+    pairs = chunks * chunk * chunk
     made = mixed or rates
-    count.add("attention", pairs * 2 * key, 2 * mixed)  # of keys, and of queries and keys
+    count.add("attention", pairs * sizes.heads * 2 * key, 2 * mixed)  # of keys, and of queries and keys
     # The solution of a chunk's system, and results within it.
-    count.add("attention", pairs * (key + 2 * value), 2 * made)
-    states = heads * chunk * key * value
-    # The first state is zero, and none is made after the last chunk.
-    count.add("attention", states * 2 * (chunks - 1), 2 * made)
-    count.add("attention", states * 2, made)
-    count.add("attention", states * (chunks - 1), 2 * made)
+    count.add("attention", pairs * heads * (key + 2 * value), 2 * made)
+    # Nothing is before the first chunk, and no state is made after the last.
+    count.add("attention", heads * chunk * key * value * 3 * (chunks - 1), 2 * made)
     return count.linear(f"{name}.output", tokens, made or gated or count.has(f"{name}.norm.weight"))
 
 
@@ -62,20 +59,19 @@ def kept(batch: MicroBatch, stack: StackConfig) -> Kept:
     sizes = _sizes(stack)
     heads, value_heads, key, value = sizes[:4]
     rows, results = sum(sizes.rows), value_heads * value
-    taps = rows * (batch.length + sizes.kernel - 1) // batch.length
     chunks, chunk = chunks_of(batch.length)
-    states = value_heads * key * value // chunk
-    # Before and after the convolution and SiLU; norms of queries and keys; decays and strengths.
-    read = (taps + rows) * batch.compute + (rows + 2 * heads + 5 * value_heads) * exact
-    # Keys in two forms, queries in two, values in three; five of all pairs of a chunk.
-    vectors = value_heads * (4 * key + 3 * value)
-    # Nothing is written behind the last chunk.
-    written = value_heads * (3 * key + 1) * (chunks - 1) // chunks
-    rule = (vectors + written + 5 * value_heads * chunk + states) * exact
+    states = value_heads * key * value * (chunks - 1) // (chunks * chunk)
+    # Inputs of the convolution and of SiLU; norms of queries and keys; decays and strengths.
+    read = 2 * rows * batch.compute + (rows + 4 * heads + 4 * value_heads) * exact
+    # Of each head values in two forms, keys in one, four of all pairs of a chunk; of groups two.
+    vectors = value_heads * (key + 2 * value + 4 * chunk) + 2 * heads * (key + chunk)
+    # What is read of a state and written to one; nothing of the first chunk loses any of its values.
+    vectors += value_heads * (2 * key * (chunks > 1) + value * (chunks - 1) // chunks)
+    rule = (vectors + 5 * value_heads + states) * exact
     rule = rule * chunks * chunk // batch.length  # the last chunk is filled up
     gated = results * (5 * batch.compute + batch.exact * batch.on_cpu) + STATISTIC * value_heads
     made = (rows + 2 * value_heads + results + stack.width) * batch.compute
-    made += (2 * value_heads * chunk + 3 * results + states) * exact
+    made += (2 * heads * chunk + 3 * results + states) * exact
     return Kept(read + rule + gated, made)
 
 

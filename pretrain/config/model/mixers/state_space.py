@@ -58,11 +58,10 @@ def kept(batch: MicroBatch, stack: StackConfig) -> Kept:
     exact = max(4, batch.compute)
     sizes = _sizes(stack)
     mixed, inner, heads = sum(sizes.rows), sizes.inner, sizes.heads
-    taps = mixed * (batch.length + sizes.kernel - 1) // batch.length
     chunks, chunk = chunks_of(batch.length)
     states = inner * sizes.state_width // chunk
     # Before and after the convolution and SiLU; steps and their softplus.
-    read = (taps + mixed) * batch.compute + (mixed + 2 * heads) * exact
+    read = 2 * mixed * batch.compute + (mixed + 2 * heads) * exact
     # Values in three forms, keys and queries in one; three of all pairs of a chunk, one of a group.
     vectors = 3 * inner + 2 * sizes.groups * sizes.state_width
     # Nothing is written behind the last chunk.
