@@ -311,7 +311,7 @@ def sequence_conflicts(ranks: int, engine: EngineConfig, model: AnyModelConfig) 
             yield f"{key} would draw {name}.drop_path for each part of a row apart", f"{whole}, or leave it out"
         if stack.rope_scaling is not None and stack.rope_scaling.follows_length:
             yield f"{key} needs whole rows for {name}.rope_scaling.kind={stack.rope_scaling.kind}", whole
-        for size, number in stack.divisible(matrices=False).items():
+        for size, number in _divisible(stack, matrices=False).items():
             if number % ranks:
                 yield f"{key} must divide {name}.{size}={number}: a rank has whole heads", _use_divisor(number)
 
@@ -319,6 +319,17 @@ def sequence_conflicts(ranks: int, engine: EngineConfig, model: AnyModelConfig) 
 def _stacks(model: ModelConfig) -> dict[str, StackConfig]:
     stacks = {"model.encoder": model.encoder, "model.decoder": model.decoder}
     return {name: stack for name, stack in stacks.items() if stack is not None}
+
+
+def _divisible(stack: StackConfig, *, matrices: bool) -> dict[str, int]:
+    """Returns numbers by key of which ranks have as many each, if they share rows, or `matrices`."""
+    numbers = {"heads": stack.heads} if stack.has_attention else {}
+    if matrices:
+        numbers |= {"kv_heads": stack.num_kv_heads} if stack.has_attention else {}
+        numbers |= {"ff_width": stack.ff_width}
+    for name in stack.replaced_by:
+        numbers |= stack.mixer_section(name).divisible(stack.width, stack.heads, matrices=matrices)
+    return numbers
 
 
 def _neighbour_conflicts(key: str, model: ModelConfig, whole: str) -> Conflicts:
@@ -420,13 +431,13 @@ def _stack_conflicts(key: str, parallel: ParallelConfig, name: str, stack: Stack
     for setting, (is_set, why) in reasons.items():
         if is_set:
             yield f"{key} does not go with {name}.{setting}, {why}", "use parallel.tensor=1, or leave it out"
-    sizes = stack.divisible(matrices=True)
+    sizes = _divisible(stack, matrices=True)
     for size, number in sizes.items():
         if number % parallel.tensor:
             rule = f"must divide {name}.{size}={number}"
             fix = _use_divisor(math.gcd(*sizes.values()))
             yield f"{key} {rule}: ranks have as much of each layer, and whole heads", fix
-    for size, number in stack.divisible(matrices=False).items():
+    for size, number in _divisible(stack, matrices=False).items():
         if number // parallel.tensor % parallel.sequence:
             rule = f"must divide {name}.{size}={number}: a rank has whole heads"
             yield f"{key} x parallel.sequence={parallel.sequence} {rule}", "use a smaller one of both"

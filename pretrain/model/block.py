@@ -36,6 +36,10 @@ def _layer_scale(config: StackConfig) -> nn.Parameter | None:
     return None if config.layer_scale is None else nn.Parameter(torch.empty(config.width))
 
 
+def _output_norm(config: StackConfig) -> nn.Module | None:
+    return build_norm(config) if config.norm_placement == "sandwich" else None
+
+
 class Memory(NamedTuple):
     """Output of the encoder, None if a cache has its keys and values; mask over the source."""
 
@@ -132,19 +136,18 @@ class Block(nn.Module):
         # An `input_norm` has normalised the input of the first block already.
         self.attention_norm = build_norm(config) if config.norms_attention(number) else nn.Identity()
         self.attention = build_attention(config, backend, number)
-        is_sandwich = config.norm_placement == "sandwich"
-        self.attention_output_norm = build_norm(config) if is_sandwich else None
+        self.attention_output_norm = _output_norm(config)
         has_mix = config.residual_scalars and number > 0
         self.residual_mix = nn.Parameter(torch.empty(2)) if has_mix else None
         self.cross_norm = None if cross_backend is None else build_norm(config)
         self.cross = None if cross_backend is None else CrossAttention(config, cross_backend)
-        self.cross_output_norm = build_norm(config) if is_sandwich and self.cross is not None else None
+        self.cross_output_norm = None if self.cross is None else _output_norm(config)
         self.parallel = bool(config.parallel)
-        self.feedforward = build_feedforward(config, number)
-        has_norm = self.feedforward is not None and config.parallel != "one_norm"
-        self.feedforward_norm = build_norm(config) if has_norm else None
-        is_sandwich = is_sandwich and self.feedforward is not None
-        self.feedforward_output_norm = build_norm(config) if is_sandwich else None
+        self.feedforward_norm = self.feedforward = self.feedforward_output_norm = None
+        if config.has_feedforward(number):
+            self.feedforward_norm = None if config.parallel == "one_norm" else build_norm(config)
+            self.feedforward = MixtureOfExperts(config) if config.has_experts(number) else FeedForward(config)
+            self.feedforward_output_norm = _output_norm(config)
         self.residual_scale = config.residual_scale
         self.dropout = nn.Dropout(config.dropout) if config.dropout else nn.Identity()
         self.drop_path = config.drop_path_of(number)
@@ -225,13 +228,6 @@ def build_attention(config: StackConfig, backend: AttentionBackend, number: int)
         built: nn.Module = resolve_name(mixer.layer)(config)
         return built
     return LatentAttention(config, backend) if config.latent else SelfAttention(config, backend, number)
-
-
-def build_feedforward(config: StackConfig, number: int) -> nn.Module | None:
-    """Builds the feed-forward layer of a block, or the experts in its place; None: it has neither."""
-    if config.has_experts(number):
-        return MixtureOfExperts(config)
-    return FeedForward(config) if config.has_feedforward(number) else None
 
 
 def pass_tokens(

@@ -318,15 +318,6 @@ class StackConfig(Section):
         lacking = (name for name in self.replaced_by if ability not in MIXERS[name].supports)
         return next((f"mixers={name}" for name in lacking), "")
 
-    def divisible(self, *, matrices: bool) -> dict[str, int]:
-        """Returns numbers by key of which ranks have as many each, if they share rows, or `matrices`."""
-        numbers = {}
-        if self.has_attention:
-            numbers = {"heads": self.heads} | ({"kv_heads": self.num_kv_heads} if matrices else {})
-        for name in self.replaced_by:
-            numbers |= self.mixer_section(name).divisible(self.width, self.heads, matrices=matrices)
-        return numbers | ({"ff_width": self.ff_width} if matrices else {})
-
     def has_experts(self, number: int) -> bool:
         """Returns whether a layer has experts."""
         return self.experts is not None and number >= self.experts.first
@@ -358,6 +349,7 @@ class StackConfig(Section):
         yield from self._rotation_conflicts()
         yield from self._layer_conflicts()
         yield from self._sublayer_conflicts()
+        yield from self._feedforward_conflicts()
         yield from self._position_conflicts()
 
     def _mixer_conflicts(self) -> Conflicts:
@@ -480,12 +472,16 @@ class StackConfig(Section):
             yield f"norm_bias=true is for norm=layer, not {self.norm}", "leave it out"
         if self.score_factor is not None and not self.scaled_attention:
             yield "score_factor and scaled_attention=false both scale scores", "leave one out"
-        if self.ff_width == 0 and self.experts is not None and not self.experts.width:
-            yield "ff_width=0 leaves experts without a width", "set experts.width"
-        if self.ff_width == 0 and self.parallel:
-            yield f"ff_width=0 leaves nothing beside attention for parallel={self.parallel}", "leave one out"
         if self.parallel and self.norm_placement != "pre":
             yield f"parallel={self.parallel} needs norm_placement=pre, not {self.norm_placement}"
+
+    def _feedforward_conflicts(self) -> Conflicts:
+        if not self.gated and (self.gate_limit is not None or self.gate_shift):
+            yield "gate_limit and gate_shift are for gated=true", "leave them out"
+        if not self.expert_width and self.experts is not None:
+            yield "ff_width=0 leaves experts without a width", "set experts.width"
+        if not self.ff_width and self.parallel:
+            yield f"ff_width=0 leaves nothing beside attention for parallel={self.parallel}", "leave one out"
 
     def _position_conflicts(self) -> Conflicts:
         if self.global_first >= (self.global_every or 1):
@@ -496,16 +492,9 @@ class StackConfig(Section):
             yield f"relative_shared=false needs position=relative, not {self.position}"
         if self.embedding_width is not None and self.position == "sinusoidal":
             yield "embedding_width does not go with position=sinusoidal", "leave one out"
-        if not self.gated and (self.gate_limit is not None or self.gate_shift):
-            yield "gate_limit and gate_shift are for gated=true", "leave them out"
         # Half of the buckets have one distance each; the others share those up to the largest.
         if self.position == "relative" and self.relative_max_distance <= self.relative_buckets // 2:
             yield (
                 f"relative_max_distance={self.relative_max_distance} must exceed half of "
                 f"relative_buckets={self.relative_buckets}"
             )
-
-
-def predictor_number(stack: StackConfig) -> int:
-    """Returns the number of the block of a stack that the blocks of `multi_token` copy."""
-    return max(stack.layers - 1, 1)

@@ -14,7 +14,7 @@ from functools import partial
 from typing import Any
 
 from pretrain.config.model import ModelConfig, StackConfig
-from pretrain.config.model.stack import predictor_number
+from pretrain.config.model.parts.further_tokens import predictor_number
 from pretrain.families.config_json import Fields, Keys, build_config, refusal
 from pretrain.families.decoders.llama import LLAMA_STACK
 from pretrain.families.dialect import LLAMA_MODULES, Dialect, LayerWeights, decoder_family

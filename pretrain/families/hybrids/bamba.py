@@ -39,7 +39,7 @@ MAMBA_KEYS: Keys = {
     "mamba_conv_bias": ("filter_bias", True),
 }
 _INNER = ("mamba_expand", "mamba_d_head")
-"""Keys of the width of all heads over that of the model, and of the width of a head."""
+"""Keys of the summed width of heads over the width of the model, and of the width of one."""
 _NO_LIMITS = ([0.0, {"__float__": "Infinity"}], [0.0, math.inf])
 """Bounds of a step that are none, as files of transformers have them."""
 

@@ -181,7 +181,7 @@ class Mamba2(MixerLayer):
         return copies_of_heads(self.sizes.heads, self.sizes.groups, self.ranks(context))
 
     def _exchange(self, mixed_BtC: Tensor, step_BtN: Tensor) -> tuple[Tensor, Tensor]:
-        """Exchanges values, keys, queries and steps of these columns for those of its heads."""
+        """Exchanges values, keys, queries and steps of these columns for its heads of all columns."""
         sizes, ranks = self.sizes, self.group.size()
         copies = copies_of_heads(sizes.heads, sizes.groups, ranks)
         values, keys, queries = mixed_BtC.split(sizes.rows, dim=-1)

@@ -70,8 +70,8 @@ DYNAMIC = {"kind": "dynamic", "factor": 2.0}
         (2, {}, CLASSIFIER, r"whole document, of whose last token model\.head\.kind=labels are; use .*=1$"),
         (2, {}, model(multi_token=1), r"the tokens after its part, which model\.multi_token=1 reads; use .*=1, or "),
         (2, {"fp8": "rowwise"}, model(), r"was not tried with engine\.fp8=rowwise; use engine\.fp8=off$"),
-        (3, {}, hybrid("delta"), r"must divide model\.decoder\.delta\.heads=4: a rank has whole heads; use one of 1, 2, 4$"),
-        (4, {}, hybrid("mamba2"), r"must divide model\.decoder\.mamba2\.heads=2: a rank has whole heads; use one of 1, 2$"),
+        (3, {}, hybrid("delta"), r"must divide model\.decoder\.delta\.heads=4: a rank has whole heads; use one of 1"),
+        (4, {}, hybrid("mamba2"), r"divide model\.decoder\.mamba2\.heads=2: a rank has whole heads; use one of 1, 2$"),
         (3, {}, hybrid("convolution"), r"must divide model\.decoder\.width=64: a rank has whole heads; use one of"),
     ],
     ids=[

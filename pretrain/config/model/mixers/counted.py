@@ -7,6 +7,7 @@ from pretrain.config.model.parts.counts import FlopCounter, Kept, MicroBatch, We
 from pretrain.config.model.stack import StackConfig
 from pretrain.kinds.mixers import Mixer
 
+
 class MixerCounts(Protocol):
     """Functions of the module that `Mixer.counts` names."""
 

@@ -31,15 +31,18 @@ def weights(stack: StackConfig, name: str, number: int, *, reads_encoder: bool =
         yield from attention.cross_weights(stack, f"{name}.cross")
         if is_sandwich:
             yield from norm.weights(stack, f"{name}.cross_output_norm")
-    if not stack.has_feedforward(number):
-        return
+    if stack.has_feedforward(number):
+        yield from _feedforward_weights(stack, name, number)
+
+
+def _feedforward_weights(stack: StackConfig, name: str, number: int) -> Weights:
     if stack.parallel != "one_norm":
         yield from norm.weights(stack, f"{name}.feedforward_norm")
     if stack.experts is not None and stack.has_experts(number):
         yield from experts.weights(stack, stack.experts, f"{name}.feedforward")
     else:
         yield from feedforward.weights(stack, f"{name}.feedforward", stack.ff_width)
-    if is_sandwich:
+    if stack.norm_placement == "sandwich":
         yield from norm.weights(stack, f"{name}.feedforward_output_norm")
 
 

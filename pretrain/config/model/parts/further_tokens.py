@@ -2,8 +2,13 @@
 
 from pretrain.config.model.parts import attention, block, head, norm, position
 from pretrain.config.model.parts.counts import FlopCounter, MicroBatch, RowTokens, Weights, linear
-from pretrain.config.model.stack import StackConfig, predictor_number
+from pretrain.config.model.stack import StackConfig
 from pretrain.config.model.transformer import ModelConfig
+
+
+def predictor_number(stack: StackConfig) -> int:
+    """Returns the number of the block of a stack that the blocks of `multi_token` copy."""
+    return max(stack.layers - 1, 1)
 
 
 def weights(model: ModelConfig) -> Weights:

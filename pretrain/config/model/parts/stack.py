@@ -14,7 +14,7 @@ from pretrain.config.model.parts import (
 )
 from pretrain.config.model.parts.block import BlockBytes
 from pretrain.config.model.parts.counts import FlopCounter, MicroBatch, NamedWeight, RowTokens, Weights, linear
-from pretrain.config.model.stack import StackConfig, predictor_number
+from pretrain.config.model.stack import StackConfig
 from pretrain.config.model.transformer import ModelConfig
 from pretrain.kinds.mixers import MIXERS
 
@@ -37,7 +37,7 @@ class StackCounts:
         self.reads_encoder = name == "decoder" and model.reads_encoder
         self.causal = name == "decoder" and not model.restores
         self.num_further = model.multi_token
-        self.numbers = [*range(self.layers), *self.num_further * [predictor_number(self._stack)]]
+        self.numbers = [*range(self.layers), *self.num_further * [further_tokens.predictor_number(self._stack)]]
 
     @property
     def layers(self) -> int:
