@@ -15,7 +15,7 @@ DDP = ["ddp", 0, "fp32"]
 ALONE = ["single", 0, "fp32"]
 STEPS = 20
 SHORT = {"hybrid": 4}
-"""Steps before rounding has grown in a model of states: norms differ by 5e-5 between micro-batches of one process too."""
+"""Steps before rounding has grown: later norms differ by 5e-5 between micro-batches of one process too."""
 LAYOUTS = 200
 
 
