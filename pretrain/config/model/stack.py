@@ -305,8 +305,7 @@ class StackConfig(Section):
     @property
     def replaced_by(self) -> dict[str, int]:
         """Numbers of layers of each mixer in the place of attention."""
-        names = map(self.mixer_name, range(self.layers))
-        return dict(Counter(name for name in names if name in MIXERS))
+        return dict(Counter(name for name in map(self.mixer_name, range(self.layers)) if name in MIXERS))
 
     @property
     def has_attention(self) -> bool:
@@ -315,8 +314,8 @@ class StackConfig(Section):
 
     def lacking(self, ability: Ability) -> str:
         """Returns a mixer of the stack that lacks an ability, as `mixers=delta`; empty: none does."""
-        lacking = (name for name in self.replaced_by if ability not in MIXERS[name].supports)
-        return next((f"mixers={name}" for name in lacking), "")
+        names = self.replaced_by
+        return next((f"mixers={name}" for name in names if ability not in MIXERS[name].supports), "")
 
     def has_experts(self, number: int) -> bool:
         """Returns whether a layer has experts."""

@@ -138,8 +138,11 @@ class GatedDelta(MixerLayer):
     def forward(self, x_BTD: Tensor, context: AttentionContext) -> AttentionOutput:
         """Mixes tokens of a document; `context.prepared` are documents of `prepare_documents`."""
         documents_BS: Tensor | None = context.prepared
-        cache, sizes, ranks = context.cache, self.sizes, self.ranks(context)
-        channels, heads = sum(sizes.rows), sizes.value_heads
+        cache = context.cache
+        sizes = self.sizes
+        ranks = self.ranks(context)
+        channels = sum(sizes.rows)
+        heads = sizes.value_heads
         x_BTD = self.gather(x_BTD)
         qkv_BTC, gate_BTV = self.qkv_gate(x_BTD).split((channels, sizes.rows[-1]), dim=-1)
         rates_BTN = self.rates(x_BTD)
@@ -173,12 +176,14 @@ class GatedDelta(MixerLayer):
         return AttentionOutput(self.output(gated_BTNV.flatten(2)))
 
     def _read(self, mixed_BTC: Tensor, rates_BTN: Tensor, context: AttentionContext) -> DeltaInput:
-        sizes, ranks = self.sizes, self.ranks(context)
+        sizes = self.sizes
+        ranks = self.ranks(context)
         exact = torch.promote_types(mixed_BTC.dtype, torch.float32)
         rows = [row // ranks for row in sizes.rows]
         queries, keys, values = mixed_BTC.to(exact).split(rows, dim=-1)
         q, k = (x.unflatten(-1, (-1, sizes.key_width)) for x in (queries, keys))
-        q, k = _unit(q, sizes.key_width**-0.5), _unit(k, 1.0)
+        q = _unit(q, sizes.key_width**-0.5)
+        k = _unit(k, 1.0)
         decay, strength = rates_BTN.to(exact).chunk(2, dim=-1)
         a_log, dt_bias = (self.of_heads(x, context).to(exact) for x in (self.a_log, self.dt_bias))
         log_decay = -a_log.exp() * softplus(decay + dt_bias)

@@ -129,7 +129,8 @@ class Mamba2(MixerLayer):
     def forward(self, x_BTD: Tensor, context: AttentionContext) -> AttentionOutput:
         """Mixes tokens of a document; `context.prepared` are documents of `prepare_documents`."""
         documents_BS: Tensor | None = context.prepared
-        cache, sizes = context.cache, self.sizes
+        cache = context.cache
+        sizes = self.sizes
         parts = (sizes.inner, sum(sizes.rows), sizes.heads)
         gate_BTV, mixed_BTC, step_BTN = self.input(self.gather(x_BTD)).split(parts, dim=-1)
         if self.ranks(context) > 1:
@@ -163,7 +164,8 @@ class Mamba2(MixerLayer):
         self, mixed_BTC: Tensor, step_BTN: Tensor, context: AttentionContext
     ) -> tuple[StateSpaceInput, Tensor]:  # fmt: skip
         """Returns the input of the rule, and the values that are added to its result."""
-        sizes, ranks = self.sizes, self.ranks(context)
+        sizes = self.sizes
+        ranks = self.ranks(context)
         exact = torch.promote_types(mixed_BTC.dtype, torch.float32)
         keys = sizes.rows[1] * self._copies(context) // ranks
         parts = (sizes.inner // ranks, keys, keys)
@@ -182,7 +184,8 @@ class Mamba2(MixerLayer):
 
     def _exchange(self, mixed_BtC: Tensor, step_BtN: Tensor) -> tuple[Tensor, Tensor]:
         """Exchanges values, keys, queries and steps of these columns for its heads of all columns."""
-        sizes, ranks = self.sizes, self.group.size()
+        sizes = self.sizes
+        ranks = self.group.size()
         copies = copies_of_heads(sizes.heads, sizes.groups, ranks)
         values, keys, queries = mixed_BtC.split(sizes.rows, dim=-1)
         if copies > 1:
@@ -196,7 +199,8 @@ class Mamba2(MixerLayer):
 
     def _filters_here(self, whole: Tensor, context: AttentionContext) -> Tensor:
         """Returns what is of the channels of this rank's heads, and of the groups that they read."""
-        sections, copies = self.filters, self._copies(context)
+        sections = self.filters
+        copies = self._copies(context)
         if copies > 1:
             values, *groups = whole.split(sections)
             groups = [_copy_groups(x, 0, self.groups, copies) for x in groups]
