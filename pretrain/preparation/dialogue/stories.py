@@ -1,7 +1,7 @@
 """Short texts with questions about them: the answer stands in the text, or nowhere."""
 
-from collections.abc import Callable
 from random import Random
+from typing import NamedTuple
 
 from pretrain.preparation.dialogue.question import UNKNOWN, Question, words
 
@@ -45,6 +45,50 @@ Asked = list[tuple[str, str]]
 """Questions with their answers."""
 
 
+class _Sort(NamedTuple):
+    """Sentence in several phrasings, and the questions that it answers, with their answers."""
+
+    phrasings: tuple[str, ...]
+    asked: tuple[tuple[str, str], ...]
+
+
+_OWN = _Sort(
+    (
+        "{name} has {article} {colour} {thing}.",
+        "{name} owns {article} {colour} {thing}.",
+        "{name} bought {article} {colour} {thing}.",
+    ),
+    (
+        ("Who has the {thing}?", "{name}"),
+        ("What does {name} have?", "{article} {colour} {thing}"),
+        ("What colour is the {thing}?", "{colour}"),
+    ),
+)
+_SORTS = (
+    _OWN,
+    _Sort(
+        ("{name} lives in {place}.", "{name}'s home is in {place}.", "{name} moved to {place}."),
+        (("Where does {name} live?", "{place}"), ("Who lives in {place}?", "{name}")),
+    ),
+    _Sort(
+        ("{name} likes {food}.", "{name} likes to eat {food}.", "{name} always buys {food}."),
+        (("What does {name} like?", "{food}"), ("Who likes {food}?", "{name}")),
+    ),
+    _Sort(
+        ("{name} is {age} years old.", "{name} is {age}."),
+        (("How old is {name}?", "{age}"), ("Who is {age} years old?", "{name}")),
+    ),
+    _Sort(
+        ("{name} is a {job}.", "{name} works as a {job}."),
+        (("What is the job of {name}?", "{job}"), ("Who is the {job}?", "{name}")),
+    ),
+    _Sort(
+        ("The {thing} is in {place}.", "The {thing} was found in {place}."),
+        (("Where is the {thing}?", "in {place}"), ("What is in {place}?", "the {thing}")),
+    ),
+)
+
+
 def invent(random: Random) -> str:
     """Returns a word that no list has."""
     word = ""
@@ -68,13 +112,10 @@ class Story:
         self._foods = random.sample(FOODS, count)
         self._jobs = random.sample(JOBS, count)
         self._ages = random.sample(range(5, 90), count)
-        sorts: list[Callable[[int], tuple[list[str], Asked]]] = [
-            *(self._own, self._live, self._like, self._age, self._work, self._lie)
-        ]
-        chosen = random.sample(sorts, 2)
-        sentences = [random.choice(chosen)(number) for number in range(random.randint(2, _MOST))]
+        chosen = random.sample(_SORTS, 2)
+        sentences = [self._tell(random.choice(chosen), number) for number in range(random.randint(2, _MOST))]
         self._known = [one for _, asked in sentences for one in asked]
-        self._unknown = [asked for sort in chosen for asked, _ in sort(_MOST)[1]]
+        self._unknown = [asked for sort in chosen for asked, _ in self._tell(sort, _MOST)[1]]
         chosen_phrasings = [random.choice(phrasings) for phrasings, _ in sentences]
         random.shuffle(chosen_phrasings)
         self.text = " ".join(chosen_phrasings)
@@ -85,58 +126,21 @@ class Story:
             return about(self.text, self._random.choice(self._unknown), UNKNOWN)
         return about(self.text, *self._random.choice(self._known))
 
-    def _own(self, n: int) -> tuple[list[str], Asked]:
-        name = self._names[n]
-        thing = self._things[n]
-        colour = self._random.choice(COLOURS)
-        owned = f"{'an' if colour == 'orange' else 'a'} {colour} {thing}"
-        asked = [
-            (f"Who has the {thing}?", name),
-            (f"What does {name} have?", owned),
-            (f"What colour is the {thing}?", colour),
-        ]
-        return [f"{name} has {owned}.", f"{name} owns {owned}.", f"{name} bought {owned}."], asked
-
-    def _live(self, n: int) -> tuple[list[str], Asked]:
-        name = self._names[n]
-        place = self._places[n]
-        asked = [(f"Where does {name} live?", place), (f"Who lives in {place}?", name)]
-        return [
-            f"{name} lives in {place}.",
-            f"{name}'s home is in {place}.",
-            f"{name} moved to {place}.",
-        ], asked
-
-    def _like(self, n: int) -> tuple[list[str], Asked]:
-        name = self._names[n]
-        food = self._foods[n]
-        asked = [(f"What does {name} like?", food), (f"Who likes {food}?", name)]
-        return [
-            f"{name} likes {food}.",
-            f"{name} likes to eat {food}.",
-            f"{name} always buys {food}.",
-        ], asked
-
-    def _age(self, n: int) -> tuple[list[str], Asked]:
-        name = self._names[n]
-        age = self._ages[n]
-        asked = [(f"How old is {name}?", str(age)), (f"Who is {age} years old?", name)]
-        return [f"{name} is {age} years old.", f"{name} is {age}."], asked
-
-    def _work(self, n: int) -> tuple[list[str], Asked]:
-        name = self._names[n]
-        job = self._jobs[n]
-        asked = [(f"What is the job of {name}?", job), (f"Who is the {job}?", name)]
-        return [f"{name} is a {job}.", f"{name} works as a {job}."], asked
-
-    def _lie(self, n: int) -> tuple[list[str], Asked]:
-        thing = self._things[n]
-        place = self._places[n]
-        asked = [
-            (f"Where is the {thing}?", f"in {place}"),
-            (f"What is in {place}?", f"the {thing}"),
-        ]
-        return [f"The {thing} is in {place}.", f"The {thing} was found in {place}."], asked
+    def _tell(self, sort: _Sort, number: int) -> tuple[list[str], Asked]:
+        """Returns the phrasings of a sentence about the subject of a number, and what it answers."""
+        fields: dict[str, object] = {
+            "name": self._names[number],
+            "thing": self._things[number],
+            "place": self._places[number],
+            "food": self._foods[number],
+            "job": self._jobs[number],
+            "age": self._ages[number],
+        }
+        if sort is _OWN:
+            colour = self._random.choice(COLOURS)
+            fields |= {"colour": colour, "article": "an" if colour == "orange" else "a"}
+        asked = [(question.format(**fields), answer.format(**fields)) for question, answer in sort.asked]
+        return [phrasing.format(**fields) for phrasing in sort.phrasings], asked
 
 
 class Signature:
