@@ -2,7 +2,7 @@
 
     run_cli("config", "a.yaml", cwd=folder)               a process of its own, as a user starts it
     run_warm("train", "a.yaml", cwd=folder, ranks=2)      the same code in forks, without the seconds that torch takes
-    run_light("config", "a.yaml", cwd=folder)             in a fork that has imported the command line and no more
+    run_light("config", "a.yaml", cwd=folder)             in a fork that has imported what a login node runs, no torch
 
 In all, what the command printed and its exit code come back: those of rank 0, and the code that a launcher returns.
 """
@@ -20,8 +20,13 @@ from tests.helpers.fork_server import SOURCE_PATH, ForkServer
 from tests.helpers.waiting import LIMIT_S
 from tests.helpers.warm_jobs import start_warm
 
-LIGHT = ForkServer("pretrain.cli", "typer.rich_utils", "pydantic.types")
-"""For what a login node runs."""
+LIGHT = ForkServer("pretrain.cli", "typer.rich_utils")
+"""The command line and no more."""
+LOGIN = ForkServer(
+    "pretrain.cli.commands", "typer.rich_utils", "pretrain.config.load", "pretrain.plan.plan_table",
+    "pretrain.plan.search", "pretrain_launch.local", "pretrain_launch.manifests", "pretrain_launch.runs",
+)  # fmt: skip
+"""For what a login node runs: configs, plans and launchers; numpy and torch are not among their modules."""
 
 
 @dataclass(frozen=True)
@@ -67,4 +72,4 @@ def run_warm(*arguments: str, cwd: Path, **options: Any) -> Result:
 
 def run_light(*arguments: str, cwd: Path, **options: Any) -> Result:
     """Runs `pretrain ARGUMENTS` in a fork that imports torch only if the command does."""
-    return run_warm(*arguments, cwd=cwd, server=LIGHT, **options)
+    return run_warm(*arguments, cwd=cwd, server=LOGIN, **options)

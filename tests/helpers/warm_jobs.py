@@ -82,6 +82,7 @@ def start_warm(
     ranks: int | None = None,
     server: ForkServer = SHARED,
     without: Sequence[str] = (),
+    stdin: Path | str = os.devnull,
     **environment: str,
 ) -> WarmJob:
     """Starts `pretrain ARGUMENTS`.
@@ -93,6 +94,7 @@ def start_warm(
         ranks: How many ranks; None: a process that is none.
         server: Which process forks.
         without: Modules that the command must not import.
+        stdin: What it reads: a terminal, or a pipe that has a name.
         environment: Laid over the environment; PYTHONPATH too, as if Python had been started with it.
     """
     output.mkdir(exist_ok=True)
@@ -106,15 +108,25 @@ def start_warm(
         for path in job.files[-1]:
             path.touch()
     common = {"arguments": arguments, "cwd": str(cwd), "environment": environment, "without": without}
+    common["stdin"] = str(stdin)
     calls = [{**common, "place": place} for place in places]
     job.pids = server.start("tests.helpers.warm_jobs:run", calls, job.files, holds_signals=ranks is not None)
     return job
 
 
-def run(arguments: list[str], cwd: str, environment: dict[str, str], without: list[str], place: dict[str, int]) -> int:
+def run(
+    arguments: list[str],
+    cwd: str,
+    environment: dict[str, str],
+    without: list[str],
+    stdin: str,
+    place: dict[str, int],
+) -> int:
     """Is the process, in its fork."""
     from pretrain import cli
 
+    os.dup2(os.open(stdin, os.O_RDONLY | os.O_NOCTTY), 0)
+    sys.stdin = open(0, closefd=False)  # noqa: SIM115  the one of the server has its buffer
     os.chdir(cwd)
     sys.path[:0] = [item for item in environment.get("PYTHONPATH", "").split(os.pathsep) if item]
     os.environ.update(environment)

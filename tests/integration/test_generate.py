@@ -14,7 +14,8 @@ import transformers
 from pretrain.config.texts.templates import to_jinja
 from tests.helpers.cli import SOURCE_PATH, run_warm
 from tests.helpers.lent import quiet_transformers
-from tests.helpers.waiting import LIMIT_S, finish
+from tests.helpers.waiting import LIMIT_S, wait_until
+from tests.helpers.warm_jobs import start_warm
 from tests.unit.generation.codecs import END, MASK, PAD, byte_codec
 
 NOTE = "note: standard input is read to its end, a line each; --prompt gives a text instead\n"
@@ -168,30 +169,31 @@ def test_turns_are_typed_in_a_terminal(models, tmp_path):
     settings = json.loads((folder / "tokenizer_config.json").read_text())
     (folder / "tokenizer_config.json").write_text(json.dumps(settings | {"chat_template": to_jinja(template)}))
     ours, theirs = os.openpty()
-    command = [*COMMAND[:-1], "chat", str(folder), "--max-tokens", "3", "--temperature", "0"]
-    environment = {**os.environ, "PYTHONPATH": SOURCE_PATH, "OMP_NUM_THREADS": "1", "TERM": "dumb"}
-    process = subprocess.Popen(
-        command, stdin=theirs, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=environment
-    )
+    options = ["--max-tokens", "3", "--temperature", "0"]
     os.write(ours, b"The cat\n\nThe dog\n\x04")
-    output, errors = finish(process)
+    typed = run_warm("chat", str(folder), *options, cwd=tmp_path, stdin=os.ttyname(theirs), TERM="dumb")
     os.close(ours)
     os.close(theirs)
-    assert process.returncode == 0, errors
+    assert typed.code == 0, typed.stderr
+    output, errors = typed.stdout, typed.stderr
     assert "a line is a turn; /reset begins anew, Ctrl-D ends" in errors
     assert output.count("> ") == 4  # three lines and the end
     answers = [line for line in output.replace("> ", "").splitlines() if line]
     # The same lines from a pipe are the same conversation, of `generate --chat` too, here until a Ctrl-C.
-    options = [str(folder), "--chat", "--max-tokens", "3", "--temperature", "0"]
-    streams = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-    piped = start(*options, cwd=tmp_path, **streams, start_new_session=True)
-    for line, answer in zip(("The cat", "The dog"), answers, strict=True):
-        piped.stdin.write(f"{line}\n")
-        piped.stdin.flush()
-        assert piped.stdout.readline() == f"{answer}\n"
-    piped.send_signal(signal.SIGINT)
-    _, errors = finish(piped)
-    assert piped.returncode == 130
+    pipe = tmp_path / "pipe"
+    os.mkfifo(pipe)
+    writer = os.open(pipe, os.O_RDWR)
+    command = ["generate", str(folder), "--chat", *options]
+    piped = start_warm(*command, cwd=tmp_path, output=tmp_path / "said", stdin=pipe)
+    said, complaints = piped.files[0]
+    for number, line in enumerate(("The cat", "The dog"), 1):
+        os.write(writer, f"{line}\n".encode())
+        wanted = "".join(f"{answer}\n" for answer in answers[:number])
+        wait_until(lambda wanted=wanted: said.read_text() == wanted, "its answer", piped.is_running, say=piped.output)
+    piped.send(signal.SIGINT)
+    assert piped.end() == 130
+    os.close(writer)
+    errors = complaints.read_text()
     assert errors.startswith("note: standard input is one conversation, a turn a line; --prompt gives a text instead")
     assert errors.endswith("interrupted\n") and "Traceback" not in errors
     refused = run_warm("generate", str(folder), "--chat", "--json", cwd=tmp_path)

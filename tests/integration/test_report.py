@@ -2,14 +2,14 @@
 
 import json
 
-from tests.helpers.cli import Result, run_cli, run_light
+from tests.helpers.cli import Result, run_light, run_warm
 from tests.unit.report.run_folders import metric_row, write_run
 
 
 def test_the_command_writes_a_page_and_prints_facts(tmp_path):
     for name, rows in (("a", 4), ("b", 6)):
         write_run(tmp_path / "runs" / name, [metric_row(step) for step in range(1, rows)], name=name)
-    result = run_cli("report", "runs/a", "runs/b", "--output", "new/page.html", "--json", cwd=tmp_path)
+    result = run_warm("report", "runs/a", "runs/b", "--output", "new/page.html", "--json", cwd=tmp_path)
     assert (result.code, result.stderr) == (0, "")
     facts = json.loads(result.stdout)
     assert [(run["name"], run["state"], run["steps"]) for run in facts["runs"]] == [("a", "done", 3), ("b", "done", 5)]
@@ -20,7 +20,7 @@ def test_the_command_writes_a_page_and_prints_facts(tmp_path):
 def test_a_page_that_cannot_be_written_is_told_with_the_option_for_another(tmp_path):
     write_run(tmp_path / "run", [metric_row(1)])
     (tmp_path / "report.html").mkdir()
-    result = run_light("report", "run", cwd=tmp_path)
+    result = run_warm("report", "run", cwd=tmp_path)
     (line,) = result.errors
     assert result.code == 74
     assert line.startswith("report.html: cannot write: ") and line.endswith(", or give another --output")
@@ -36,9 +36,9 @@ def test_a_report_needs_no_torch(tmp_path):
 
 def test_what_is_no_run_is_an_error_and_leaves_no_page(tmp_path):
     write_run(tmp_path / "run", [metric_row(1)])
-    result = run_light("report", "run", "nowhere", cwd=tmp_path)
+    result = run_warm("report", "run", "nowhere", cwd=tmp_path)
     assert result.code == 64 and result.errors == ["nowhere: no run here (no run.json); check the path"]
-    folder = run_light("report", ".", cwd=tmp_path)
+    folder = run_warm("report", ".", cwd=tmp_path)
     assert folder.errors == [".: no run here (no run.json); name a run in it, such as run"]
     assert not (tmp_path / "report.html").exists()
 
@@ -52,7 +52,7 @@ def test_a_run_with_a_damaged_record_is_left_out_with_a_note_on_the_page(tmp_pat
     for name in ("good", "garbage"):
         write_run(tmp_path / name, [metric_row(1)], name=name)
     (tmp_path / "garbage" / "run.json").write_text("{")
-    result = run_light("report", "good", "garbage", cwd=tmp_path)
+    result = run_warm("report", "good", "garbage", cwd=tmp_path)
     assert result.code == 0 and "garbage is left out: run.json cannot be read: " in result.stderr
     page = (tmp_path / "report.html").read_text()
     assert "<li>garbage is left out: run.json cannot be read: " in page

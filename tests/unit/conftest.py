@@ -1,12 +1,15 @@
-"""A small corpus, writes that fail, and no pictures."""
+"""A small corpus, writes that fail, warm probes of tokenizers, and no pictures."""
 
 from collections.abc import Iterator
 
 import pytest
 
-from pretrain.preparation import statistics
+from pretrain.preparation import pool, statistics
+from pretrain.tokenizer import release_probe
 from pretrain.utils.io import set_fault_hook
 from tests.helpers.corpus import write_corpus
+from tests.helpers.warm_pool import WARM
+from tests.helpers.warm_probes import WarmProbe
 
 
 @pytest.fixture
@@ -36,3 +39,12 @@ def no_pictures() -> Iterator[None]:
 def pictures(no_pictures, monkeypatch) -> None:
     """Draws them, where they are tested."""
     monkeypatch.setattr(statistics, "draw_lengths", DRAW_LENGTHS)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def warm_programs() -> Iterator[None]:
+    """Runs the probes of tokenizers, and workers of `prepare`, in forks that have imported what they need."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(release_probe, "start_program", WarmProbe)
+        patch.setattr(pool, "multiprocessing", WARM)
+        yield

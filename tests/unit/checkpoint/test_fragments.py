@@ -3,8 +3,6 @@
 import json
 import os
 import struct
-import subprocess
-import sys
 from itertools import pairwise
 from pathlib import Path
 
@@ -20,7 +18,7 @@ from pretrain.errors import CheckpointError
 from pretrain.parts import Stripes
 from pretrain.types import Fragment
 from pretrain.utils.io import check_file
-from tests.helpers.fork_server import SOURCE_PATH
+from tests.helpers.warm_python import run_python
 
 
 @st.composite
@@ -149,10 +147,7 @@ try:
 except Exception as error:
     print(error)
 """
-    done = subprocess.run(
-        [sys.executable, "-c", child, str(tmp_path / "f")], env=os.environ | {"PYTHONPATH": SOURCE_PATH},
-        capture_output=True, text=True,
-    )  # fmt: skip
+    done = run_python(child, str(tmp_path / "f"))
     assert "Too many open files" in done.stdout and "raise ulimit -n" in done.stdout, done.stderr
 
 

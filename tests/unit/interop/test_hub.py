@@ -4,17 +4,13 @@ huggingface_hub reads its endpoint when it is imported, so each case is a proces
 """
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from pretrain.errors import ConfigError
 from pretrain.interop.release import fetch_release
-from tests.helpers.fork_server import ROOT
-from tests.helpers.waiting import LIMIT_S
+from tests.helpers.warm_python import run_python
 from tests.unit.interop.hub_server import Hub
 
 FETCH = """
@@ -59,18 +55,11 @@ REPOSITORIES = {
 
 
 def fetch(home: Path, url: str, *names: str, **environment: str):
-    """Runs `fetch_release` on each name in a new process; returns files, or the error, by name."""
+    """Runs `fetch_release` on each name, with a hub of its own; returns files, or the error, by name."""
     plain = {"HF_HOME": str(home), "HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "", "NO_PROXY": "127.0.0.1"}
     plain |= {"HF_HUB_ETAG_TIMEOUT": "100", "HF_HUB_DOWNLOAD_TIMEOUT": "100"}  # the server may be slow
-    done = subprocess.run(
-        [sys.executable, "-c", FETCH, *names],
-        cwd=ROOT,
-        env={**os.environ, **plain, **environment},
-        capture_output=True,
-        text=True,
-        timeout=LIMIT_S,
-    )
-    assert done.returncode == 0, done.stderr
+    done = run_python(FETCH, *names, anew=["huggingface_hub"], **{**plain, **environment})
+    assert done.code == 0, done.stderr
     return json.loads(done.stdout.splitlines()[-1])
 
 

@@ -1,8 +1,6 @@
 """One shard: what is written is what is read, by us and by plain webdataset, and damage is always found."""
 
 import os
-import subprocess
-import sys
 import tarfile
 import zlib
 from concurrent.futures import ThreadPoolExecutor
@@ -19,6 +17,7 @@ from pretrain.shards.reader import ShardReader, load_lengths
 from pretrain.shards.writer import MAX_DOCUMENT_TOKENS, ShardWriter, npy_bytes
 from pretrain.utils import io
 from tests.helpers.shards import add_document, make_documents, write_shard
+from tests.helpers.warm_python import run_python
 
 NAME = "part-00000-0000.tar"
 
@@ -54,7 +53,8 @@ samples = list(wds.WebDataset({str(tmp_path / shard.name)!r}, shardshuffle=False
 np.savez({str(tmp_path / "seen.npz")!r}, keys=[s["__key__"] for s in samples],
          tokens=np.concatenate([s["tokens.npy"] for s in samples]), docs=[len(s["docs.npy"]) for s in samples])
 """
-    subprocess.run([sys.executable, "-c", code], check=True, env={**os.environ, "WDS_SECURE": "1"})
+    done = run_python(code, anew=["webdataset"], WDS_SECURE="1")
+    assert done.code == 0, done.stderr
     seen = np.load(tmp_path / "seen.npz")
     assert seen["tokens"].dtype == np.uint16
     assert seen["tokens"].tolist() == np.concatenate(make_documents(500)).tolist()

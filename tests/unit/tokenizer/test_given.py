@@ -2,9 +2,6 @@
 
 import io
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -14,8 +11,9 @@ from pretrain.config.prepare import TokenizerConfig
 from pretrain.errors import DataError
 from pretrain.tokenizer.file import dump_tokenizer, load_tokenizer, read_given
 from pretrain.tokenizer.roles import sentinel_ids, special_tokens_of
+from tests.helpers.warm_python import run_python
 from tests.unit.interop.hub_server import Hub
-from tests.unit.tokenizer.test_kinds import LICENSE, ROOT, train
+from tests.unit.tokenizer.test_kinds import LICENSE, train
 
 LINES = LICENSE[0].splitlines()
 
@@ -165,13 +163,11 @@ for name in sys.argv[1:]:
 
 
 def fetch(home: Path, url: str, *names: str, **env: str) -> list[str]:
-    """huggingface_hub reads its endpoint when it is imported, so each case is a process of its own."""
+    """huggingface_hub reads its endpoint when it is imported, so each case is a process that imports it anew."""
     plain = {"HF_HOME": str(home), "HF_ENDPOINT": url, "HF_HUB_OFFLINE": "0", "HF_TOKEN": "", "NO_PROXY": "127.0.0.1"}
     plain |= {"HF_HUB_ETAG_TIMEOUT": "100", "HF_HUB_DOWNLOAD_TIMEOUT": "100"}  # the server may be slow
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, *names], cwd=ROOT, env=os.environ | plain | env, capture_output=True, text=True
-    )
-    assert ran.returncode == 0, ran.stderr
+    ran = run_python(PROGRAM, *names, anew=["huggingface_hub"], **(plain | env))
+    assert ran.code == 0, ran.stderr
     return ran.stdout.splitlines()
 
 

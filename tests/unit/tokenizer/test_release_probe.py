@@ -11,6 +11,7 @@ from pretrain.interop.tokenizer import load_hub_tokenizer
 from pretrain.tokenizer import release_probe
 from pretrain.tokenizer.file import check_template_of, read_given
 from pretrain.tokenizer.release_probe import CONVERSATION, TOOLS, check_patterns, check_renderings
+from pretrain.utils.process import start_program
 from tests.helpers.chat_templates import CHATML, FAMILIES
 from tests.unit.preparation.readers.test_messages import TOOL_USE
 from tests.unit.tokenizer.test_released import FAST, trained, written
@@ -111,6 +112,16 @@ OTHERWISE = {
         "for 1 turn: 'a' here, and refused (it would take more than 512 MiB of memory) in",
     ),
 }
+
+
+def test_the_program_itself_says_the_same(tmp_path, monkeypatch):
+    monkeypatch.setattr(release_probe, "start_program", start_program)  # which forks stand for
+    template, said = OTHERWISE["CPU"]
+    value = {"jinja": template, "bos_token": "<s>", "eos_token": "</s>"}
+    monkeypatch.setattr(release_probe, "CPU_S", 0.3)
+    with pytest.raises(DataError, match=re.escape(said.replace("0.2", "0.3"))):
+        check_renderings(value, given(release(tmp_path, template)).theirs, "x", tools=[None])
+    check_patterns(with_pattern("normalizer", r"\d{3}(?=(?:\d{3})*\b)\d"), "x")
 
 
 @pytest.mark.parametrize(("template", "said"), OTHERWISE.values(), ids=OTHERWISE)

@@ -3,8 +3,6 @@
 import io
 import re
 import struct
-import subprocess
-import sys
 import zlib
 
 import numpy as np
@@ -189,9 +187,3 @@ def test_damaged_pixels_are_refused_in_one_line(format):
     with pytest.raises(DataError, match=re.escape("a.png: ")) as caught:
         read(content[: len(content) // 2])
     assert "\n" not in str(caught.value)
-
-
-def test_text_imports_no_pillow():
-    program = "import sys, pretrain.data.stream, pretrain.preparation.prepare; print('PIL' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
