@@ -17,6 +17,7 @@ from pretrain.generation.generation_options import Options
 from pretrain.generation.sampling import generate
 from pretrain.interop.generation import load_generation_defaults
 from tests.helpers.lent import lend
+from tests.helpers.tables import alternating
 from tests.parity.test_decoders import (
     LONGROPE,
     cohere2,
@@ -122,12 +123,11 @@ def check_beams(lent, prompts, count, ends, penalty, stop, n_best=4, num_beams=4
     return expected
 
 
-@pytest.mark.parametrize("ends", [(), (20,), ENDS], ids=["never", "one", "many"])
-def test_greedy_decoding_of_padded_rows_agrees_token_for_token(lent, ends):
-    for seed in range(2):
-        prompts = prompts_of(seed)
-        expected, _ = their_generate(lent, prompts, 25, ends)
-        assert [row.tokens for row in generate(lent.ours, prompts, Constraints(25, eos_ids=ends))] == expected
+@pytest.mark.parametrize(("seed", "ends"), alternating(range(2), [(), ENDS, (20,)]))
+def test_greedy_decoding_of_padded_rows_agrees_token_for_token(lent, seed, ends):
+    prompts = prompts_of(seed)
+    expected, _ = their_generate(lent, prompts, 25, ends)
+    assert [row.tokens for row in generate(lent.ours, prompts, Constraints(25, eos_ids=ends))] == expected
 
 
 @FEW_MODELS
@@ -182,10 +182,9 @@ def test_beams_agree_whatever_the_penalty_and_the_stop(lent, penalty, stop):
     assert len({len(tokens) for tokens in found}) > 1
 
 
-@pytest.mark.parametrize("num_beams", [2, 5])
-def test_the_best_beam_agrees(lent, num_beams):
-    for seed in (5, 6):
-        check_beams(lent, prompts_of(seed), 20, ENDS[:8], 1.0, False, n_best=1, num_beams=num_beams)
+@pytest.mark.parametrize(("seed", "num_beams"), alternating([5, 6], [2, 5]))
+def test_the_best_beam_agrees(lent, seed, num_beams):
+    check_beams(lent, prompts_of(seed), 20, ENDS[:8], 1.0, False, n_best=1, num_beams=num_beams)
 
 
 def test_beams_that_only_end_by_their_length_agree(lent):
@@ -193,8 +192,7 @@ def test_beams_that_only_end_by_their_length_agree(lent):
 
 
 @FEW_MODELS
-@pytest.mark.parametrize("renormalize", [False, True])
-@pytest.mark.parametrize("stop", STOPS)
+@pytest.mark.parametrize(("stop", "renormalize"), alternating(STOPS, [False, True]))
 def test_beams_with_constraints_agree(lent, stop, renormalize):
     suppressed = tuple(range(30, 45))
     settings = {"suppressed_ids": suppressed, "forced_eos_id": 20, "renormalize": renormalize}
@@ -210,8 +208,7 @@ STATED = [
 ]
 
 
-@pytest.mark.parametrize("stated", STATED, ids=str)
-@pytest.mark.parametrize("maker", [llama, t5])
+@pytest.mark.parametrize(("stated", "maker"), alternating(STATED, [llama, t5]))
 def test_a_release_generates_by_what_it_states_defaults_too(maker, stated, tmp_path):
     torch.manual_seed(0)
     theirs, ours, release = lend(maker(), tmp_path)

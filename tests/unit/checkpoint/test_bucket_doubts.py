@@ -176,7 +176,12 @@ def test_what_is_not_known_to_be_of_this_run_stays(files, run):
 
 @pytest.mark.parametrize(
     ("name", "content"),
-    [("records/run.json", b"{"), ("records/run.json", None), ("records/config.yaml", b""), ("records.json", HTML)],
+    [
+        ("records/run.json", b"{"),
+        pytest.param("records/run.json", None, marks=pytest.mark.long),
+        pytest.param("records/config.yaml", b"", marks=pytest.mark.long),
+        ("records.json", HTML),
+    ],
 )
 def test_a_checkpoint_with_a_damaged_record_is_replaced_by_the_run_that_continued_before_it(
     files, run, name, content, tmp_path

@@ -13,6 +13,7 @@ from pretrain.generation.incremental_decoder import IncrementalDecoder
 from pretrain.generation.sampling import GREEDY, Sampling, generate, stream
 from pretrain.model import KVCache, kv_cache
 from pretrain.types import Batch
+from tests.helpers.tables import pairwise
 from tests.unit.generation.models import LENGTHS, PRESETS, log_prob_of, random_prompts, read_greedily, tiny_model
 from tests.unit.model.tiny import build, encoder_config, random_batch, tiny_config
 
@@ -343,9 +344,11 @@ ON_GPU = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), rea
     ("device", "dtype", "tolerance"),
     [("cpu", torch.float64, 1e-6), pytest.param("cuda", torch.float32, 1e-3, marks=ON_GPU)],
 )
-@pytest.mark.parametrize("keep", [None, [3, 0, 2], [2, 2, 1, 0], [1], [0, 1, 2, 3, 0]], ids=str)
-@pytest.mark.parametrize("lengths", [[5, 5, 5, 5], LENGTHS], ids=["equal", "padded"])
-@pytest.mark.parametrize("preset", PRESETS)
+@pairwise(
+    preset=PRESETS,
+    lengths={"equal": [5, 5, 5, 5], "padded": LENGTHS},
+    keep=[None, [3, 0, 2], [2, 2, 1, 0], [1], [0, 1, 2, 3, 0]],
+)
 def test_steps_of_fixed_shapes_give_the_same_scores(preset, lengths, keep, device, dtype, tolerance, monkeypatch):
     monkeypatch.setattr(kv_cache, "FEWEST_KEYS", 4)  # so that 20 tokens take several lengths
     model, prompts = tiny_model(preset, attention="auto").to(device, dtype), random_prompts(lengths)

@@ -10,6 +10,7 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from pretrain.config.engine import PLAIN_ENGINE
 from pretrain.model import build_model
 from pretrain.model.activation_offload import SMALLEST_BYTES, ActivationOffload
+from tests.helpers.tables import alternating
 from tests.unit.model.test_transformer import SHAPES, gradients
 from tests.unit.model.tiny import CPU, build, packed_batch, random_batch, random_pairs, tiny_config, two_stacks_config
 
@@ -30,15 +31,13 @@ def assert_same_gradients(config, batch, **options):
         assert all(torch.equal(grad, others[name]) for name, grad in grads.items())
 
 
-@pytest.mark.parametrize("mode", MODES)
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "mode"), alternating(SHAPES, MODES))
 def test_gradients_are_the_same_to_the_bit(shape, mode):
     config = tiny_config(layers=3, **SHAPES[shape])
     assert_same_gradients(config, packed_batch([[20, 12], [32]]), checkpointing=mode)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(("mode", "attention"), alternating(MODES, ["eager", "sdpa"]))
 def test_two_stacks_with_dropout_and_relative_positions_have_the_same_gradients(mode, attention):
     config = two_stacks_config(layers=3, dropout=0.2, attention_dropout=0.1, position="relative")
     batch, _ = random_pairs([20, 30], [32, 9])

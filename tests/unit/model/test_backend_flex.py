@@ -12,6 +12,7 @@ from pretrain.model.backends import build_backend, flex
 from pretrain.model.backends.backend import AttentionNeeds, DistanceBias, MaskSize, dense_mask
 from pretrain.model.backends.flex import FlexAttention, build_mask_mod
 from pretrain.types import AttentionMask
+from tests.helpers.tables import alternating
 from tests.unit.model.masks import CPU, MASKS, NEEDS, ON_META, attend, inputs
 
 
@@ -39,8 +40,10 @@ def uncompiled(monkeypatch):
         yield FlexAttention(ON_META)
 
 
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("name", ["packed causal", "padded", "prefix and window", "packed and padded sources"])
+@pytest.mark.parametrize(
+    ("name", "biased"),
+    alternating(["packed causal", "padded", "prefix and window", "packed and padded sources"], [False, True]),
+)
 def test_flex_attends_like_the_reference(name, biased, uncompiled):
     mask, queries, keys = MASKS[name]
     q, k, v, _, values = inputs(queries, keys, dtype=torch.float32)

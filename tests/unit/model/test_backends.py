@@ -12,6 +12,7 @@ from pretrain.model import backends
 from pretrain.model.backends import build_backend
 from pretrain.model.backends.backend import AttentionNeeds
 from pretrain.types import AttentionMask
+from tests.helpers.tables import pairwise
 from tests.unit.model.masks import MASKS, NEEDS, attend, formula, inputs, meaningful
 
 ON_CPU = ["auto", "eager", "sdpa"]
@@ -43,19 +44,19 @@ def test_eager_is_the_formula(name, biased):
     torch.testing.assert_close(scaled, formula(mask, q, k, v, values, 1.0), rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("biased", [False, True])
-@pytest.mark.parametrize("mask", MASKS)
 # fp32 rounds at 6e-8; a gradient of a key sums some ten products of four factors of up to 3.
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5)])
-@pytest.mark.parametrize("call_pairs", [0, 5000])  # by documents, and by a mask
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5}
+
+
+# Calls by documents, and by a mask.
+@pairwise(mask=list(MASKS), biased=[False, True], kv_heads=[1, 2, 4], dtype=list(TOLERANCES), call_pairs=[0, 5000])
 def test_sdpa_agrees_with_the_float64_reference_forward_and_backward(
-    mask, biased, kv_heads, dtype, tolerance, call_pairs, monkeypatch
+    mask, biased, kv_heads, dtype, call_pairs, monkeypatch
 ):
     monkeypatch.setattr(backends.sdpa, "CALL_PAIRS", call_pairs)
     declared, queries, keys = MASKS[mask]
     drawn = inputs(queries, keys, kv_heads=kv_heads, dtype=dtype)
-    check_against_eager("sdpa", declared, drawn, biased=biased, tolerance=tolerance)
+    check_against_eager("sdpa", declared, drawn, biased=biased, tolerance=TOLERANCES[dtype])
 
 
 def random_documents(draw, rows, length):

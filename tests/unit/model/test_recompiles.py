@@ -42,7 +42,7 @@ def flex_kernel(q_BNTH, k, v, *, score_mod, block_mask, scale, enable_gqa, kerne
 @pytest.mark.parametrize(
     ("model", "attention", "scope", "kinds"),
     [
-        ({"preset": "llama-tiny"}, "varlen", "block", 1),
+        pytest.param({"preset": "llama-tiny"}, "varlen", "block", 1, marks=pytest.mark.long),
         # The first block has no norm of attention, others are global or local.
         ({"preset": "modernbert-tiny"}, "varlen", "block", 3),
         ({"preset": "t5-tiny", "encoder": {"dropout": 0}, "decoder": {"dropout": 0}}, "flex", "block", 2),

@@ -14,6 +14,7 @@ from pretrain.model.backends.flex import FlexAttention
 from pretrain.model.backends.sinks import LseKernel, attend_with_sinks, sdpa_kernel_of
 from pretrain.model.backends.varlen import VarlenAttention
 from pretrain.types import AttentionMask
+from tests.helpers.tables import pairwise
 from tests.unit.model.masks import MASKS, NEEDS, ON_META, attend, inputs, meaningful, sees
 from tests.unit.model.test_backend_varlen import SERVED
 
@@ -44,11 +45,13 @@ def test_eager_is_a_softmax_over_the_keys_and_the_sink(name):
     torch.testing.assert_close(found, expected, rtol=1e-12, atol=1e-12)
 
 
-@pytest.mark.parametrize("kv_heads", [1, 2, 4])
-@pytest.mark.parametrize("mask", MASKS)
 # fp32 rounds at 6e-8; a gradient of a key sums some ten products of four factors of up to 3.
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-12), (torch.float32, 2e-5)])
-def test_sdpa_agrees_with_the_reference_forward_and_backward(mask, kv_heads, dtype, tolerance):
+TOLERANCES = {torch.float64: 1e-12, torch.float32: 2e-5}
+
+
+@pairwise(mask=list(MASKS), kv_heads=[1, 2, 4], dtype=list(TOLERANCES))
+def test_sdpa_agrees_with_the_reference_forward_and_backward(mask, kv_heads, dtype):
+    tolerance = TOLERANCES[dtype]
     declared, queries, keys = MASKS[mask]
     drawn = inputs(queries, keys, kv_heads=kv_heads, dtype=dtype)
     expected = run("eager", declared, [x.double() for x in drawn])

@@ -16,6 +16,7 @@ from pretrain.plan.activations import activation_bytes
 from pretrain.plan.roofline import routed_bytes
 from pretrain.plan.task import TrainingTask
 from pretrain.types import Batch
+from tests.helpers.tables import pairwise
 
 CPU = torch.device("cpu")
 EXPERTS = {"count": 4, "top_k": 2, "width": 96}
@@ -52,10 +53,10 @@ def results(model, length=50):
     return [found.loss_sum, *routing, *torch.autograd.grad(loss, list(model.parameters()))]
 
 
-@pytest.mark.parametrize(("tiles", "length"), [(2, 50), (7, 50), (100, 5)])  # parts of unequal size; of one token
-@pytest.mark.parametrize("mode", ["none", "full"])
-@pytest.mark.parametrize("stack", STACKS)
-def test_tiles_change_no_result_and_no_gradient(stack, mode, tiles, length):
+# Tiles and length: parts of unequal size; of one token.
+@pairwise(stack=list(STACKS), mode=["none", "full"], tiling=[(2, 50), (7, 50), (100, 5)])
+def test_tiles_change_no_result_and_no_gradient(stack, mode, tiling):
+    tiles, length = tiling
     expected, tiled = (
         results(model_of(count, mode, torch.float64, **STACKS[stack])[2], length) for count in (1, tiles)
     )
@@ -102,8 +103,15 @@ def measured(tiles, mode, length, **stack):
     return kept, total("peak") - before, planned
 
 
-@pytest.mark.parametrize("experts", [None, EXPERTS])
-@pytest.mark.parametrize("mode", ["none", "full"])
+@pytest.mark.parametrize(
+    ("mode", "experts"),
+    [
+        ("none", None),
+        pytest.param("none", EXPERTS, marks=pytest.mark.long),
+        pytest.param("full", None, marks=pytest.mark.long),
+        ("full", EXPERTS),
+    ],
+)
 def test_what_tiles_keep_and_need_falls_as_planned(mode, experts):
     stack = {"ff_width": 768, "experts": experts and experts | {"width": 256}}
     kept, peak, planned = measured(1, mode, 1024, **stack)

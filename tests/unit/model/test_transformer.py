@@ -21,6 +21,7 @@ from pretrain.model.block import _SAVED_OPERATIONS, _policy
 from pretrain.model.parts.feedforward import ACTIVATIONS, FeedForward
 from pretrain.objective.loss import sum_token_loss
 from pretrain.types import Batch
+from tests.helpers.tables import pairwise
 from tests.unit.model.tiny import (
     CPU,
     build,
@@ -130,10 +131,9 @@ def test_an_encoder_without_positions_is_permutation_equivariant():
     torch.testing.assert_close(logits_of(model, shuffled), logits_of(model, batch)[:, order], rtol=1e-10, atol=1e-10)
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-11), (torch.float32, 1e-4)])
-def test_a_packed_row_equals_its_documents_run_one_by_one(shape, attention, dtype, tolerance):
+@pairwise(shape=list(SHAPES), attention=["eager", "sdpa"], dtype=[torch.float64, torch.float32])
+def test_a_packed_row_equals_its_documents_run_one_by_one(shape, attention, dtype):
+    tolerance = 1e-11 if dtype == torch.float64 else 1e-4
     config = tiny_config(**SHAPES[shape])
     model = build(config, attention=attention, dtype=dtype, scale=3.0)
     rows = [[7, 1, 12], [20], [10, 10]]

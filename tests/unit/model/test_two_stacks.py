@@ -12,6 +12,7 @@ from pretrain.config.model import HeadConfig, ModelConfig
 from pretrain.model import KVCache, build_model
 from pretrain.objective.loss import sum_token_loss
 from pretrain.types import Batch
+from tests.helpers.tables import alternating
 from tests.unit.model.tiny import (
     build,
     encoder_config,
@@ -64,8 +65,7 @@ def test_parameter_names_of_a_decoder_that_reads_an_encoder():
     }  # fmt: skip
 
 
-@pytest.mark.parametrize("attention", ["eager", "sdpa"])
-@pytest.mark.parametrize("shape", SHAPES)
+@pytest.mark.parametrize(("shape", "attention"), alternating(SHAPES, ["eager", "sdpa"]))
 def test_padding_and_packing_leave_pairs_as_they_are_alone(shape, attention):
     model = two_stacks(shape, attention=attention)
     sources, targets = [9, 1, 14], [4, 11, 7]

@@ -14,6 +14,7 @@ from pretrain.config.presets import expand_preset
 from pretrain.families import FAMILIES, SIZES
 from pretrain.model import build_model
 from pretrain.plan.params import count_active, count_parameters, count_parts
+from tests.helpers.tables import thinned
 
 META = torch.device("meta")
 PUBLISHED = {name: size.of for name, size in SIZES.items() if size.of is not None}
@@ -118,7 +119,7 @@ def test_a_preset_is_as_large_as_published(preset):
     assert count_parameters(configured(preset, vocab_size)) == parameters
 
 
-@pytest.mark.parametrize("preset", sorted(RELEASED))
+@pytest.mark.parametrize("preset", thinned(sorted(RELEASED), 4))  # the numbers; ours are compared with all above
 def test_a_preset_is_as_large_as_the_model_of_transformers(preset):
     vocab_size, parameters = PUBLISHED[preset]
     assert size_of(RELEASED[preset], configured(preset, vocab_size)) == parameters

@@ -27,6 +27,7 @@ from pretrain.plan.params import parameter_shapes
 from pretrain.plan.task import TrainingTask
 from pretrain.plan.trained import TrainableSubset, count_values, plan_trained
 from pretrain.types import Batch, StackRows
+from tests.helpers.tables import alternating, pairwise
 from tests.unit.plan.kept import kept_bytes
 from tests.unit.plan.test_params import models
 
@@ -136,9 +137,11 @@ def test_all_of_a_model_is_trained_where_nothing_is_frozen():
     assert (values.weights, values.trained, values.saved) == (total, total, total)
 
 
-@pytest.mark.parametrize("finetune", [FULL, FinetuneConfig(kind="lora")], ids=["full", "lora"])
-@pytest.mark.parametrize("kind", ["adamw", "lion", "muon", "soap"])
-@pytest.mark.parametrize("preset", PRESETS)
+@pairwise(
+    preset=PRESETS,
+    kind=["adamw", "lion", "muon", "soap"],
+    finetune={"full": FULL, "lora": FinetuneConfig(kind="lora")},
+)
 def test_optimizer_state_is_that_of_the_optimizer_of_the_built_model(preset, kind, finetune):
     config = model_of(preset)
     values = count_values(config, plan_trained(config, [], finetune))
@@ -195,8 +198,7 @@ def check_flops(config, trained: TrainableSubset, model):
     assert (2 * found.whole.total, 2 * found.forward.total) == (whole, forward)
 
 
-@pytest.mark.parametrize("patterns", FROZEN, ids=lambda patterns: ",".join(patterns))
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(("preset", "patterns"), alternating(PRESETS, FROZEN))
 def test_frozen_weights_have_as_many_flops_as_torch_counts(preset, patterns):
     config = model_of(preset)
     trained = try_freeze(config, patterns)
@@ -232,8 +234,7 @@ def test_value_embeddings_are_no_hidden_matrices(kind):
     assert state_bytes(kind, count_values(config, None)) == 4 * size.elements
 
 
-@pytest.mark.parametrize("changes", LORA, ids=str)
-@pytest.mark.parametrize("preset", PRESETS)
+@pytest.mark.parametrize(("preset", "changes"), alternating(PRESETS, LORA))
 def test_adapters_have_as_many_flops_as_torch_counts(preset, changes):
     config, finetune = model_of(preset), FinetuneConfig(kind="lora", **changes)
     check_flops(config, plan_trained(config, [], finetune), arranged(config, finetune=finetune, device="cpu"))

@@ -13,6 +13,7 @@ from pretrain.tokenizer.file import dump_tokenizer
 from tests.helpers.clock import FakeClock
 from tests.helpers.corpus import digests
 from tests.helpers.killed import count_writes, run_killed
+from tests.helpers.tables import alternating
 from tests.helpers.tokenizers import train_bpe
 from tests.unit.data.prepared import draw_nothing, options, prepare
 
@@ -110,8 +111,13 @@ def test_ctrl_c_passes_through_and_leaves_nothing_that_is_trusted(tmp_path, corp
     assert digests(tmp_path / "out") == digests(tmp_path / "whole")
 
 
-@pytest.mark.parametrize("operation", ["open", "write", "fsync", "rename"])
-@pytest.mark.parametrize("name", ["prepare.json", "tokenizer.json", "part-00001-0000", "part-00001.json", "index.json"])
+@pytest.mark.parametrize(
+    ("name", "operation"),
+    alternating(
+        ["prepare.json", "tokenizer.json", "part-00001-0000", "part-00001.json", "index.json"],
+        ["open", "write", "fsync", "rename"],
+    ),
+)
 def test_full_disk_leaves_nothing_that_is_trusted(tmp_path, corpus, fault_hook, operation, name):
     def fail(what, path):
         if what == operation and path.name.startswith(name):

@@ -16,6 +16,7 @@ from pretrain.evaluation.row_loss import LossReport
 from pretrain.evaluation.tasks import TaskReport, TaskScore
 from pretrain.evaluation.translation import TranslationReport, Translations, TranslationSet
 from pretrain.evaluation.translation_metrics import MetricScore, PairedComparison
+from pretrain.report import page as page_module
 from pretrain.report.evaluations import read_evaluations
 from pretrain.report.page import build_page, write_report
 from pretrain.run.folder import RunDir
@@ -73,6 +74,13 @@ def exact(subject=None):
 
 
 REPORTS = {"loss": losses, "labels": labels, "translation": translations, "tasks": tasks, "exact": exact}
+
+
+@pytest.fixture(autouse=True)
+def no_charts(monkeypatch):
+    """Draws none, which takes longer than all else of a page; test_page.py has them beside such texts."""
+    for name in ("draw_panel", "draw_timeline"):
+        monkeypatch.setattr(page_module, name, lambda *_: "")
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from pretrain.report import page as page_module
 from pretrain.report.page import build_page, differing_keys, write_report
 from pretrain.report.panels import choose_panels
 from pretrain.report.run_data import MAX_PICTURE_BYTES, RunData, read_run_data
@@ -108,6 +109,14 @@ def test_colours_follow_the_reader_and_hold_in_the_charts_too(long_page):
     assert "figure img, .wide img, .swatch { filter: invert" in dark
 
 
+@pytest.fixture
+def no_charts(monkeypatch):
+    """Draws none, which takes longer than all else of a page."""
+    for name in ("draw_panel", "draw_timeline"):
+        monkeypatch.setattr(page_module, name, lambda *_: "")
+
+
+@pytest.mark.usefixtures("no_charts")
 def test_the_newest_picture_of_attention_is_in_the_page_itself(tmp_path):
     folder = write_run(tmp_path / "run", [metric_row(20)])
     (folder / "attention").mkdir()
@@ -145,9 +154,10 @@ def test_curves_are_over_steps_and_losses_also_over_tokens(tmp_path):
     assert by_tokens.restarts == [1e7, 2e7, 3e7] and by_tokens.lines[0].curve.xs[-1] == 1000 * curve.xs[-1]
 
 
-def test_text_that_looks_like_code_is_shown_and_nothing_else(tmp_path):
+@pytest.mark.parametrize("scripts", [SCRIPTS[:3], pytest.param(SCRIPTS, marks=pytest.mark.long)], ids=["some", "all"])
+def test_text_that_looks_like_code_is_shown_and_nothing_else(tmp_path, scripts):
     folders = []
-    for number, text in enumerate(SCRIPTS):
+    for number, text in enumerate(scripts):
         row = metric_row(1) | {f"loss_{text}": 1.0, text: 2.0, f"val_{text}": 3.0, "val_loss": 2.0}
         ended = {"reason": text, "exit_code": 70, "host": text, "engine": text, "versions": {text: text}}
         samples = [{"step": 1, "samples": [{"prompt": text, "text": text}]}]
@@ -161,13 +171,13 @@ def test_text_that_looks_like_code_is_shown_and_nothing_else(tmp_path):
     assert len(images) == page.count("img") and all(source.startswith("data:image/svg+xml;") for source in images)
     # Charts hold numbers only.
     charts = [base64.b64decode(source.split(",")[1]).decode() for source in images]
-    assert not [text for text in SCRIPTS if any(text in chart for chart in charts)]
+    assert not [text for text in scripts if any(text in chart for chart in charts)]
     assert not [name for _, attributes in page.tags for name in attributes if name.startswith("on")]
-    assert not [text for text in SCRIPTS if text not in page.texts or f" {text}" not in page.texts]
+    assert not [text for text in scripts if text not in page.texts or f" {text}" not in page.texts]
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_any_name_gives_a_page_that_can_be_written(tmp_path):
-    # Neither rows nor times: charts hold no names, and drawing them for each of a hundred takes minutes.
     folder = write_run(tmp_path / "run", [], attempts=[{"number": 1, "started": "soon"}])
     for name in [*hostile_names(tmp_path / "canary"), "\ud800", "\0"]:
         write_report([read(folder, name)], tmp_path / "out" / "report.html")
@@ -175,6 +185,7 @@ def test_any_name_gives_a_page_that_can_be_written(tmp_path):
     assert not (tmp_path / "canary").exists()
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_runs_are_compared_by_what_their_configs_differ_in(tmp_path):
     configs = ({"seed": 1, "optim": {"lr": 1}, "x": True}, {"seed": 1, "optim": {"lr": 2.0}, "x": 1, "new": "y"})
     runs = [
@@ -194,6 +205,7 @@ def test_a_metric_that_nobody_knows_has_a_panel_of_its_own(tmp_path):
     assert sections == {"Learning": ["Loss scale"], "Other metrics": ["my_metric"]}
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_a_run_that_has_just_begun_has_a_page(tmp_path):
     folder = write_run(tmp_path / "run", [], attempts=[attempt(1, 0, None, 0)])
     (folder / "metrics.jsonl").unlink()
@@ -208,6 +220,7 @@ def test_a_run_that_has_just_begun_has_a_page(tmp_path):
     assert facts["bytes"] == (tmp_path / "report.html").stat().st_size
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_the_best_evaluation_and_every_checkpoint_are_told(tmp_path):
     rows = [metric_row(10), {"step": 10, "val_loss": 3.0}, metric_row(20), {"step": 20, "val_loss": 2.0}]
     rows += [{"step": 21, "checkpoint_step": 20, "checkpoint_stall_s": 0.25, "checkpoint_write_s": 7.5}]
@@ -222,6 +235,7 @@ def test_the_best_evaluation_and_every_checkpoint_are_told(tmp_path):
     assert {"0.25", "7.5"} <= set(page.texts)
 
 
+@pytest.mark.usefixtures("no_charts")
 def test_a_rollback_is_told(tmp_path):
     folder = write_run(tmp_path / "run", [metric_row(10)])
     record = json.loads((folder / "run.json").read_text())
