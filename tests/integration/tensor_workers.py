@@ -120,11 +120,11 @@ def gradients_of(
     return found
 
 
-def collectives_of(world: World, tensor: int) -> list[str]:
-    """Names by the profiler of the collectives of a step, of each stage of ZeRO."""
+def collectives_of(world: World, tensor: int, stages: list[int]) -> list[str]:
+    """Names by the profiler of the collectives of a step, of each of these stages of ZeRO."""
     place = replace(world, tensor=tensor)
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as found:
-        for stage in range(4):
+        for stage in stages:
             engine = build(place, "deepspeed", stage, "fp32", micro=3, model=LLAMA, sharded=stage == 3)
             train(engine, place, range(1), 3)
     return sorted({event.key for event in found.key_averages() if event.key.startswith(("c10d::", "gloo:"))})

@@ -135,15 +135,18 @@ HOSTILE = {
 }  # fmt: skip
 
 
-def test_folders_made_to_do_harm_are_described_or_refused_and_do_not_hide_others(run_folder, warm):
+@pytest.mark.parametrize("commands", [["inspect"], pytest.param(["report"], marks=pytest.mark.long)], ids=" ".join)
+def test_folders_made_to_do_harm_are_described_or_refused_and_do_not_hide_others(run_folder, warm, commands):
     for name, (file, content) in HOSTILE.items():
         bad = shutil.copytree(run_folder / "runs/run", run_folder / "runs" / name)
         (bad / file).parent.mkdir(exist_ok=True)
         (bad / file).write_bytes(content)
-        for command in ("inspect", "report"):
+        for command in commands:
             result = warm(command, f"runs/{name}", cwd=run_folder)
             assert result.code in (0, 64), f"{command} of {name}: {result.stderr}"
             assert "Traceback" not in result.stderr
+    result = warm("report", *(f"runs/{name}" for name in ("run", *HOSTILE)), cwd=run_folder)
+    assert (result.code, "Traceback" in result.stderr) == (0, False), result.stderr
     result = warm("runs", "runs", "--json", cwd=run_folder)
     assert (result.code, "Traceback" in result.stderr) == (0, False)
     assert {one["path"]: one["state"] for one in json.loads(result.stdout)}["runs/run"] == "done"

@@ -160,7 +160,8 @@ def steps(ranks: int, cases: tuple[tuple[int, str], ...], is_small: bool) -> lis
     ("ranks", "cases", "is_small"),
     [
         (8, EVERY_CASE, True),
-        (1024, STAGES, True),
+        (1024, STAGES[3:], True),
+        pytest.param(1024, STAGES[:3], True, marks=pytest.mark.long),
         pytest.param(1024, EVERY_CASE, False, marks=pytest.mark.long),
     ],
 )
@@ -211,10 +212,10 @@ def test_all_gathers_but_the_first_of_a_step_stay_within_a_node():
     assert wanted.total(ACCUMULATION) == traffic_of(SMALL, 3, "compute", 64).total(ACCUMULATION)
 
 
-LONG_MODES = [pytest.param(mode, marks=pytest.mark.long) for mode in ("none", "compiled", "tensor")]
+LONG_MODES = [pytest.param(mode, marks=pytest.mark.long) for mode in ("experts", "none", "compiled", "tensor")]
 
 
-@pytest.mark.parametrize("mode", ["full", "experts", *LONG_MODES])
+@pytest.mark.parametrize("mode", ["full", *LONG_MODES])
 def test_a_rank_of_a_large_model_sends_and_holds_what_is_planned(mode):
     """Weights of more than DeepSpeed's bounds, at their true size: without memory and without numbers."""
     ((found, wanted),) = run_in_ranks("tests.integration.test_collectives:large", 1, {"mode": mode})
@@ -309,10 +310,12 @@ def shared_experts(world: World, experts: int, stages: list[int]) -> list[dict[s
     return found
 
 
-@pytest.mark.parametrize("experts", [1, 2])
-def test_ranks_that_share_experts_send_what_the_plan_says(experts):
+@pytest.mark.parametrize(
+    ("experts", "stages"), [(1, [1, 2, 3]), (2, [3]), pytest.param(2, [1, 2], marks=pytest.mark.long)], ids=str
+)
+def test_ranks_that_share_experts_send_what_the_plan_says(experts, stages):
     """What a rank keeps and sends of experts is its part: it reduces and gathers that with the ranks that have it."""
-    model, stages = ModelConfig.model_validate(expand_preset(MIXTURE)), [1, 2, 3]
+    model = ModelConfig.model_validate(expand_preset(MIXTURE))
     engine, task = EngineConfig(precision="bf16"), TrainingTask(model, RowLengths(LENGTH, LENGTH), experts=experts)
     if experts == 1:  # whatever its tokens choose: the others need not be there
         arguments = {"ranks": 4, "cases": STAGES[1:], "model": MIXTURE}
@@ -352,8 +355,8 @@ def of_pair(world: World, ranks: int, stages: list[int]) -> list[dict[str, Any]]
         return [_step(rank_0, stage, "compute", PAIR) for stage in stages]
 
 
-def test_a_generator_of_replaced_tokens_is_gathered_as_the_plan_says():
-    stages = [2, 3]
+@pytest.mark.parametrize("stages", [[3], pytest.param([2], marks=pytest.mark.long)], ids=str)
+def test_a_generator_of_replaced_tokens_is_gathered_as_the_plan_says(stages):
     (found,) = run_in_ranks("tests.integration.test_collectives:of_pair", 1, {"ranks": 8, "stages": stages})
     for stage, step in zip(stages, found, strict=True):
         sent = sum(RINGS[name] * count for name, count in step["bytes"].items())

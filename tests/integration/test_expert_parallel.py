@@ -29,8 +29,8 @@ def trained(world_size, experts, cases, micro, *, steps=STEPS, **options):
 
 
 def test_two_ranks_that_share_experts_train_like_one_process():
-    ((*expected, final),) = trained(1, 1, [["bias", *ALONE]], 12)
-    ((*rows, balanced),) = trained(2, 2, [["bias", *ZERO[2]]], 3)
+    ((*expected, final),) = trained(1, 1, [["bias", *ALONE]], 12, steps=10)
+    ((*rows, balanced),) = trained(2, 2, [["bias", *ZERO[2]]], 3, steps=10)
     assert_close(rows, expected, loss=1e-6, norm=1e-5)
     assert balanced == final  # counts of tokens, and no rounding between them
     assert expected[-1][0] < expected[0][0] - 0.1
@@ -210,18 +210,18 @@ def rows_with(config, key):
     return {row["step"]: row for row in lines if key in row}
 
 
-@pytest.mark.parametrize("stages", [(2, 2), pytest.param((0, 1, 3), marks=pytest.mark.long)])
-def test_a_run_moves_between_degrees_and_measures_the_same(tmp_path, corpus, stages):
+@pytest.mark.parametrize(("stages", "steps"), [((2, 2), 2), pytest.param((0, 1, 3), 5, marks=pytest.mark.long)])
+def test_a_run_moves_between_degrees_and_measures_the_same(tmp_path, corpus, stages, steps):
     """Evaluations, texts, norms by layer, the average of the weights, and the loads of experts."""
     more = (
-        "eval.every_steps=5",
-        "tracking.log_every_steps=5",
+        f"eval={{every_steps: {steps}, max_tokens: 800}}",
+        f"tracking.log_every_steps={steps}",
         "optim.ema={horizon_steps: 5}",
         "guard.check_replicas_every=2",
     )
-    more += ("tracking.samples={prompts: [alpha], max_tokens: 8}", "tracking.norms_every_steps=5")
+    more += ("tracking.samples={prompts: [alpha], max_tokens: 8}", f"tracking.norms_every_steps={steps}")
     golden, moved = (write_run(tmp_path / name, corpus) for name in ("golden", "moved"))
-    stops = [5 * (place + 1) for place in range(len(stages))]
+    stops = [steps * (place + 1) for place in range(len(stages))]
     run_steps(golden, 1, stops[-1], MIXTURE, *more)
     for stop, experts, stage in zip(stops, (2, 1, 2), stages, strict=False):
         run_steps(moved, 2, stop, MIXTURE, *more, stage=stage, experts=experts)

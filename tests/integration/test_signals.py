@@ -242,7 +242,11 @@ def test_the_quickstart_leaves_no_half_drawn_bar_before_the_line_of_its_kill(tmp
     ("command", "code"),
     [
         ([sys.executable, "-m", "pretrain", "quickstart"], 128 + signal.SIGINT),
-        (["make", "-f", str(ROOT / "Makefile"), "-o", ".venv/.run", "quickstart"], -signal.SIGINT),
+        pytest.param(
+            ["make", "-f", str(ROOT / "Makefile"), "-o", ".venv/.run", "quickstart"],
+            -signal.SIGINT,
+            marks=pytest.mark.long,
+        ),
     ],
     ids=["command", "make"],
 )
