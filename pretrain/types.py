@@ -6,7 +6,7 @@ Shape legend, used as suffixes everywhere (`q_BTNH`) and defined only here:
     T  target length         K  key-value heads       V  vocabulary, padded
     S  source length         H  head width            D  model width
 
-    P  chosen positions of a batch, flattened      A  pairs of answers
+    P  chosen positions of a batch, flattened      A  pairs of answers, or of texts
     C  channels of an image  Y  rows of its pixels    X  columns of its pixels
     E  experts of a layer            J  experts that a token chooses
     L  layers with experts           R  rows of experts, one a token and choice
@@ -183,6 +183,22 @@ class PairBatch(ArrayFields[Array]):
 
 
 @dataclass(frozen=True, slots=True)
+class TextBatch(ArrayFields[Array]):
+    """Texts whose vectors are compared, each with its first token at `Batch.target_positions_P`.
+
+    The texts of a record follow one another: its query, its positive, its hard negatives.
+    """
+
+    roles_P: Array  # int64: 0 a query, 1 a positive, 2 a hard negative
+    keys_P: Array  # int64 hash of the tokens
+    groups_P: Array  # int64 number of the group of its record; 0: none
+    # Of the loss over the global batch, once it is known: its gradient with respect to the vectors, float64, and
+    # for each record `info_nce.RESULTS`. None: unknown
+    slopes_PD: Array | None = None
+    results_AR: Array | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Batch(StackRows[Array]):
     """One micro-batch of one rank: in numpy as an objective makes it, then in torch for the model.
 
@@ -197,6 +213,7 @@ class Batch(StackRows[Array]):
             are not limited to. None: none is sampled.
         source: Input of the encoder of a model with two stacks.
         pairs: Answers to compare; `targets_BT` then has 0 at the first token of each chosen one.
+        texts: Texts to compare; `targets_BT` then has 0 at the first token of each query.
         num_padding: Tokens of padding, in the source too.
     """
 
@@ -207,6 +224,7 @@ class Batch(StackRows[Array]):
     draws_P: Array | None = None
     source: StackRows[Array] | None = None
     pairs: PairBatch[Array] | None = None
+    texts: TextBatch[Array] | None = None
     num_padding: int = 0
 
     def num_targets(self) -> int:

@@ -61,7 +61,8 @@ class InputConfig(Section):
     record a line. `json`: a list of records, or records one after the other. `csv`, `tsv`: a record
     a row, below a header. `parquet`, `arrow`: a
     document a row. `webdataset`: tars with
-    one text or JSON member a sample. `warc`: a document a page of a web archive."""
+    one text or JSON member a sample. `warc`: a document a page of a web archive. `docstrings`: of
+    Python source, for triples, functions with their documentation as queries."""
     text_field: str = "text"
     """Field or column of the text. Fields inside others have paths, in all options of fields:
     `doc.text`, `parts.0.text`; a field that is called so itself comes first."""
@@ -112,6 +113,15 @@ class InputConfig(Section):
     answers_field: str = "answers"
     """Field of the answers with their `text` and `answer_start` in characters, for answers, as SQuAD
     has them; the first counts, and without one the text does not answer the question."""
+    query_field: str = "query"
+    """Field of the query, for triples."""
+    positive_field: str = "positive"
+    """Field of the text that belongs to the query, for triples."""
+    negatives_field: str = "negatives"
+    """Field of the list of texts that do not, hard negatives, for triples; may be absent."""
+    group_field: str = "group"
+    """Field of a name, for triples: texts of records that have it in common are no negatives of each other, and in
+    one split; may be absent."""
     max_document_bytes: int = Field(default=64 * 2**20, ge=1)
     """Largest size of a document or line in bytes; a larger one is refused."""
     on_error: Literal["stop", "skip"] = "stop"
@@ -250,7 +260,8 @@ class PrepareConfig(Section):
     """Kind of documents: `text`, `pairs`, `records` (prompts and responses), `preferences` (prompts
     with a chosen and a rejected answer), `classes` (texts with a label), `tags` (texts with a label
     a word), `answers` (questions with a text that has the answer), `choices` (questions with
-    answers to choose from), `images` (folders of classes; or with captions, which need a
+    answers to choose from), `triples` (queries with the text that belongs to each, and others that do
+    not), `images` (folders of classes; or with captions, which need a
     tokenizer)."""
     inputs: list[InputConfig] = Field(default_factory=list)
     """Inputs, in the order in which they are read."""
@@ -267,6 +278,9 @@ class PrepareConfig(Section):
     end_of_document: bool = True
     """Append the end-of-document token to each document. A document with labels begins with [CLS]
     in any case, if the tokenizer has one."""
+    max_text_tokens: int | None = Field(default=None, ge=8)
+    """Largest length of each text of triples in tokens, with those around it: the rest of a longer one is left out.
+    None: no limit."""
     max_skipped_share: float = Field(default=0.01, ge=0, le=1)
     """Largest share of bad items with `on_error: skip`, of all records and of all bytes; more of
     them end the preparation."""
@@ -281,6 +295,9 @@ class PrepareConfig(Section):
         if layout.most_mark and not self.end_of_document:
             yield f"kind={self.kind} needs end_of_document=true: a token behind each text"
         yield from self._filter_conflicts()
+        if self.max_text_tokens is not None and not layout.cuts_texts:
+            kinds = " or ".join(name for name, one in LAYOUTS.items() if one.cuts_texts)
+            yield f"max_text_tokens goes with kind={kinds}, not {self.kind}", "leave it out"
         begun = [name for name, one in LAYOUTS.items() if one.begun]
         if self.tokenizer.begin is not None and self.kind not in begun:
             yield f"tokenizer.begin goes with kind={' or '.join(begun)}, not {self.kind}", "leave it out"

@@ -27,6 +27,7 @@ from pretrain.data.damage import DamagePolicy
 from pretrain.data.lookahead import Layout, Lookahead, layout_of
 from pretrain.data.order import SampleOrder, random_bits, rank_bits, shard_order
 from pretrain.errors import DataError
+from pretrain.kinds.layouts.choices import CHOICE_BEGINS
 from pretrain.rows import IGNORE_INDEX, TokenRows
 from pretrain.shards.index import REJECTED
 from pretrain.shards.reader import ShardReader, ShardSet
@@ -211,7 +212,7 @@ class _RowWriter:
             marks = reader.labels(member)[first : first + size]
             self._labels[row, at : at + size] = marks
             if self._has_choices:  # each is a document of its own
-                (starts,) = np.nonzero(marks[1:] > 0)
+                (starts,) = np.nonzero((marks[1:] > 0) & (marks[1:] & CHOICE_BEGINS))
                 self._starts.extend((row * self._tokens.shape[1] + at + 1 + starts).tolist())
         self._starts.append(row * self._tokens.shape[1] + at)
         self._filled[row] = at + size

@@ -136,10 +136,10 @@ class WrappedModule:
         return self._wrapped(batch)[1]
 
     @torch.no_grad()
-    def rehearse(self, batch: Batch) -> None:
+    def rehearse(self, batch: Batch) -> Tensor:
         """See `Engine.rehearse`."""
         self._wrapped.train()
-        self._wrapped(batch)
+        return self._wrapped(batch)[1]
 
     def working_weights(self) -> Iterator[tuple[str, Tensor]]:
         """See `Engine.working_weights`."""

@@ -138,6 +138,7 @@ class _ReadRow:
         self.head: Any = model.head
         self.embedding: Any = model.embedding
         self.generator: Any = None
+        self.training = False
         self.vocab_size = model.vocab_size
         self._hidden_1TD = hidden_1TD
 

@@ -32,6 +32,7 @@ FORMATS: dict[str, InputFormat] = {
     "text": InputFormat(read=f"{_READERS}.lines:read_text", suffixes=(".txt", ".py", ".md"), layouts=("text",)),
     "lines": InputFormat(read=f"{_READERS}.lines:read_lines", layouts=("text",), is_cuttable=True),
     "paired": InputFormat(read=f"{_READERS}.lines:read_paired", layouts=("pairs",), is_chosen=False),
+    "docstrings": InputFormat(read=f"{_READERS}.docstrings:read_docstrings", layouts=("triples",)),
     "jsonl": InputFormat(read=f"{_READERS}.json:read_jsonl", suffixes=(".jsonl",), is_cuttable=True),
     "json": InputFormat(read=f"{_READERS}.json:read_json", suffixes=(".json",)),
     "csv": InputFormat(read=f"{_READERS}.csv:read_csv", suffixes=(".csv",)),

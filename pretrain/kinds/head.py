@@ -8,12 +8,15 @@ class HeadRecord:
     """Entry of the registry."""
 
     # Scores.
+    has_scores: bool = True  # else hidden states, or what is made of those of a document
     scores_words: bool = False  # of a vocabulary, each of whose tokens has a row
     names_labels: bool = False  # of labels, which the config names
     restores: bool = False  # of pixels, of patches that are not read
     num_scores: int = 0  # of each position; 0: as many as words, labels or pixels
     summarizes: bool = False  # a document has one output, at its first position
     scores_tokens: bool = False  # of each token, for which a pooler has no place
+    averages: bool = False  # `mean`, of the hidden states of a document in its place
+    pools: bool = False  # vectors of documents, which are compared with each other
     reads_samples: bool = False  # of a generator, `model.generator_heads`
     answers_questions: bool = False  # of two texts, whose scores over a document are compared
 

@@ -185,7 +185,7 @@ def _draws_of_mixer(
 
 def _fill_vector(name: str, weight: Tensor, stack: StackConfig) -> None:
     value = 1.0
-    if name.endswith((".bias", ".sinks")) or (name.endswith("norm.weight") and stack.norm_offset):
+    if name.endswith((".bias", ".sinks", ".log_scale")) or (name.endswith("norm.weight") and stack.norm_offset):
         value = 0.0
     elif name.endswith(".value_mix"):
         value = 1.0 / len(weight)

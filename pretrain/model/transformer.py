@@ -27,7 +27,7 @@ from pretrain.config.engine import EngineConfig
 from pretrain.config.model import ModelConfig
 from pretrain.model.further_tokens import TokenPredictors
 from pretrain.model.kv_cache import KVCache
-from pretrain.model.parts.head import Head, Pooler
+from pretrain.model.parts.head import Head, Pooler, VectorHead
 from pretrain.model.parts.ngrams import NgramEmbedding
 from pretrain.model.parts.patch_embedding import PatchEmbedding
 from pretrain.model.stack import EncoderOutput, Stack, StackInput
@@ -90,7 +90,11 @@ class Transformer(nn.Module):
             self.multi_token = TokenPredictors(*of_decoder, config.multi_token)
         self.bridge = nn.Linear(config.input_stack.width, width) if config.has_bridge else None
         self.mask = nn.Embedding(1, width) if config.restores else None
-        self.head = None if config.head.kind == "none" else Head(config)
+        self.head: Head | VectorHead | None = None
+        if config.head.record.pools:
+            self.head = VectorHead(config.head)
+        elif config.head.record.has_scores:
+            self.head = Head(config)
         self.averages = config.head.mean
         self.pooler = Pooler(width, config.pooler_activation) if config.pooler else None
         self.generator = Transformer(config.generator, engine, device) if config.generator_heads else None

@@ -1,7 +1,11 @@
 """Row makers and losses of objectives, by the records of `pretrain.kinds.objectives`."""
 
+from collections.abc import Callable, Sequence
 from functools import partial
 from pkgutil import resolve_name
+from typing import Any
+
+from torch import Tensor
 
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.errors import ConfigError
@@ -9,7 +13,10 @@ from pretrain.kinds.objectives import OBJECTIVES
 from pretrain.objective.loss import Loss, LossOutput
 from pretrain.objective.mixed import mix
 from pretrain.objective.row_maker import RowContext
-from pretrain.types import RowMaker
+from pretrain.types import Batch, RowMaker
+
+Comparison = Callable[[Sequence[Batch], Sequence[Tensor], int], list[Batch]]
+"""`compare(batches, outputs, rank)`: micro-batches of a rank and what a rehearsal of each returned. Collective."""
 
 
 def build_rows(config: ObjectiveConfig, context: RowContext) -> RowMaker:
@@ -32,8 +39,19 @@ def build_rows(config: ObjectiveConfig, context: RowContext) -> RowMaker:
 def build_loss(config: ObjectiveConfig) -> Loss:
     """Returns the loss of a run; call it inside the module that the engine wraps."""
     record = OBJECTIVES[config.tasks[0].kind]
-    sections = {key: config.section if hasattr(config.section, key) else config for key in record.loss_settings}
-    return partial(resolve_name(record.loss), **{key: getattr(one, key) for key, one in sections.items()})
+    return partial(resolve_name(record.loss), **_settings(config))
+
+
+def build_comparison(config: ObjectiveConfig) -> Comparison | None:
+    """Returns what compares all micro-batches of a step, between two passes over them (`Objective.whole_batch`)."""
+    record = OBJECTIVES[config.tasks[0].kind]
+    return partial(resolve_name(record.whole_batch), **_settings(config)) if record.whole_batch else None
+
+
+def _settings(config: ObjectiveConfig) -> dict[str, Any]:
+    keys = OBJECTIVES[config.tasks[0].kind].loss_settings
+    sections = {key: config.section if hasattr(config.section, key) else config for key in keys}
+    return {key: getattr(one, key) for key, one in sections.items()}
 
 
 def shown_of(config: ObjectiveConfig) -> tuple[str, ...]:
@@ -42,10 +60,12 @@ def shown_of(config: ObjectiveConfig) -> tuple[str, ...]:
 
 
 __all__ = [
+    "Comparison",
     "Loss",
     "LossOutput",
     "RowContext",
     "RowMaker",
+    "build_comparison",
     "build_loss",
     "build_rows",
     "shown_of",

@@ -50,6 +50,7 @@ class Model(Protocol):
     `head.num_scores` is the number of rows of the weight, without padding; `head.compiles_loss`
     asks for the compiled loss, `head.chunk_logits` for a size of chunks; `head.shared` are the ranks
     over which these rows are cut, if any.
+    A head of vectors returns `loss(vectors_PD, log_scale)` likewise.
     `embedding.patches(pixels_BCYX)` returns what a head of pixels predicts. `generator` is the model
     whose samples replace tokens (`objective.kind: replaced`).
     """
@@ -57,6 +58,7 @@ class Model(Protocol):
     head: Any
     embedding: Any
     generator: Any
+    training: bool
 
     def __call__(self, batch: Batch, *, logits: bool) -> ModelOutput:
         """Runs a batch; with `logits=False` returns hidden states only."""

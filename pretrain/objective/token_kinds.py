@@ -23,8 +23,9 @@ class TokenKind(StrEnum):
     SOURCE = "source"  # source of a target
     TARGET = "target"  # predicted after the source
     ANSWER = "answer"  # predicted by its first and its last token; `[CLS]`, where the text has none
-    CHOSEN = "chosen"  # learned, the better answer
-    REJECTED = "rejected"  # unlearned, the other answer to a prompt
+    QUERY = "query"  # compared with the next ones
+    CHOSEN = "chosen"  # learned, the better answer; of texts that are compared, the positive
+    REJECTED = "rejected"  # unlearned, the other answer to a prompt; a hard negative
     MASKED = "masked"  # predicted, the mask token in its place
     REPLACED = "replaced"  # predicted, another token in its place
     KEPT = "kept"  # predicted, the token itself in its place

@@ -95,13 +95,14 @@ def write_part(
     left_out = LeftOut()
     divide = partial(resolve_name(LAYOUTS[config.kind].pieces), rule=rule)
     pieces = _pieces(read_part(config, judge, part, left_out), divide, longest)
-    assembler = Assembler(encoder, config.kind, config.end_of_document, labels, unknown)
+    rules = (config.end_of_document, labels, unknown, config.max_text_tokens)
+    assembler = Assembler(encoder, config.kind, *rules)
     dtype = encoder.eos.dtype.name
     with PartWriter(folder, part, tokenizer_sha256, dtype, config.kind, config.shard_tokens, unknown) as writer:
         record = writer.record
         for batch in _batches(pieces, report):
             for piece in batch:
-                if not piece.is_source or LAYOUTS[config.kind].two_sides:
+                if not piece.is_source or piece.marks or LAYOUTS[config.kind].two_sides:
                     record.splits[piece.split].num_bytes_text += len(piece.text.encode())
             for split, documents in assembler.add(batch):
                 writer.add(split, documents)

@@ -11,6 +11,7 @@ classes    one span
 tags       one span, which is not cut: its labels have offsets in it
 answers    the question, then the text, which is not cut either
 choices    the spans of each choice: the question, then the answer
+triples    the query, its positive, and each hard negative, which are not cut either
 """
 
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ import numpy as np
 from pretrain.errors import DataError
 from pretrain.kinds.layouts import LAYOUTS
 from pretrain.kinds.layouts.answers import ANSWER_BEGINS, ANSWER_ENDS
+from pretrain.kinds.layouts.triples import group_marks
 from pretrain.preparation.filters import Document, Label
 from pretrain.preparation.labelling import LabelSet, first_tokens, number_tokens
 from pretrain.preparation.split import SPLITS, SplitRule
@@ -54,6 +56,7 @@ class TextPiece(NamedTuple):
     is_marker: bool = False  # a template wrote it: its special tokens are meant
     begins: bool = False  # the document
     spans: tuple[tuple[int, int], ...] | None = None  # characters with a loss, of a chat template's text
+    marks: tuple[int, ...] = ()  # of the first tokens of a text that is compared with others
 
     @property
     def is_last(self) -> bool:
@@ -125,6 +128,21 @@ def choice_pieces(document: Document, rule: SplitRule) -> list[TextPiece]:
         pieces.append(TextPiece(split, answer, True, 0, is_source=True))
     first, *rest, last = pieces
     return [first._replace(consumed_bytes=document.consumed_bytes), *rest, last._replace(is_source=False)]
+
+
+def triple_pieces(document: Document, rule: SplitRule) -> list[TextPiece]:
+    """Returns the query and the texts that it is compared with. Records of a group, or of a query, are in one split."""
+    assert document.source is not None
+    group, *labels = document.labels
+    assert isinstance(group.name, int)
+    split = document.split or rule.split_of(b"%d" % group.name if group.name else document.source.encode())
+    marks = group_marks(group.name)
+    query = TextPiece(split, document.source, True, document.consumed_bytes, is_source=True, begins=True, marks=marks)
+    pieces = [query]
+    for mark, start, end in labels:
+        assert isinstance(mark, int)
+        pieces.append(query._replace(text=document.text[start:end], consumed_bytes=0, marks=(mark,)))
+    return [*pieces[:-1], pieces[-1]._replace(is_source=False)]
 
 
 def record_pieces(document: Document, rule: SplitRule) -> list[TextPiece]:
@@ -209,7 +227,13 @@ class Assembler:
     """
 
     def __init__(
-        self, encoder: Encoder, kind: str, end_of_document: bool, labels: LabelSet | None, unknown: int | None
+        self,
+        encoder: Encoder,
+        kind: str,
+        end_of_document: bool,
+        labels: LabelSet | None,
+        unknown: int | None,
+        max_text_tokens: int | None = None,
     ) -> None:
         self.lost: dict[str, None] = {}
         self._unknown = unknown
@@ -223,6 +247,7 @@ class Assembler:
         if self._layout.most_mark:
             between = separator_ids(encoder.tokenizer)
             self._between = np.array(between, encoder.eos.dtype) if between else encoder.eos
+        self._most = None if max_text_tokens is None else max_text_tokens - len(self._begin) - len(self._end)
         self._special = tuple(special_ids(encoder.tokenizer))
         self._unended: list[_Encoded] = []
 
@@ -254,6 +279,8 @@ class Assembler:
             places = list(map(self._word_places, pieces, offsets, tokens.lengths))
         elif self._layout.most_mark:
             tokens, offsets = self._encoder.encode_placed(texts)
+            if self._most is not None:
+                tokens, offsets = tokens.cut(self._most), [one[: self._most] for one in offsets]
             places = list(map(self._mark, pieces, offsets))
         else:
             tokens, masks = self._encode_segments(pieces, texts)
@@ -296,6 +323,13 @@ class Assembler:
 
         Raises: DataError: A question or an answer has no token.
         """
+        if piece.marks:
+            if not offsets:
+                text = f"the tokenizer leaves nothing of the text {piece.text[:40]!r}"
+                raise DataError(text, fix="leave the record out")
+            marks = np.zeros(len(self._begin) + len(offsets) + len(self._end), np.int16)
+            marks[: len(piece.marks)] = piece.marks
+            return marks
         number, start, end = piece.labels[0] if piece.labels else ("", 0, 0)
         has_answer = start < end
         if not piece.ends:

@@ -31,6 +31,12 @@ class RaggedArrays(NamedTuple):
         """Returns the arrays that are kept, by a bool for each."""
         return RaggedArrays(self.values[np.repeat(is_kept, self.lengths)], self.lengths[is_kept])
 
+    def cut(self, most: int) -> "RaggedArrays":
+        """Returns the first values of each array, at most so many."""
+        starts = np.cumsum(self.lengths) - self.lengths
+        places = np.arange(len(self.values)) - np.repeat(starts, self.lengths)
+        return RaggedArrays(self.values[places < most], np.minimum(self.lengths, most))
+
     def join(self, is_last: np.ndarray) -> "RaggedArrays":
         """Joins arrays: a bool for each, True for the last of its group, and for the last of all."""
         return RaggedArrays(self.values, np.diff(np.cumsum(self.lengths)[is_last], prepend=0))

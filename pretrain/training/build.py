@@ -38,7 +38,7 @@ from pretrain.engine.engine import Engine
 from pretrain.model import LanguageModel, build_model
 from pretrain.model.build import compiles_on, fill_weights
 from pretrain.model.sequence_parallel import share_rows
-from pretrain.objective import build_loss, shown_of
+from pretrain.objective import Comparison, build_comparison, build_loss, shown_of
 from pretrain.optim.build import build_optimizer, state_size
 from pretrain.optim.groups import ParameterGroup, group_parameters
 from pretrain.plan.course import checkpoint_bytes, checkpoints_at_once
@@ -94,6 +94,7 @@ class Run:
     folder: RunDir
     dataset: Dataset
     engine: Engine
+    comparison: Comparison | None
     checkpoints: CheckpointManager
     samples: SourceStreams
     loader: TrainLoader
@@ -187,6 +188,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
         folder=folder,
         dataset=dataset,
         engine=engine,
+        comparison=build_comparison(config.objective),
         checkpoints=checkpoints,
         samples=samples,
         loader=loader,

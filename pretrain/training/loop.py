@@ -32,6 +32,7 @@ from pretrain.training.guard import Guard, SpikeError, go_back
 from pretrain.training.health.rank_health import timed_waits
 from pretrain.training.saving import Saving
 from pretrain.training.step import StepTotals, seed_noise, start_exchange
+from pretrain.types import Batch
 from pretrain.utils.units import plural
 
 log = logging.getLogger(__name__)
@@ -233,14 +234,27 @@ def _accumulate(run: Run, step: int, batch: StepBatch, counts: StepCounts, phase
     scale = run.world.size / max(counts.num_targets, 1)
     run.engine.module.targets_per_token = counts.num_targets / max(counts.num_tokens, 1)
     total = _zero(run)
-    for number, micro in enumerate(batch.micro_batches):
+    micro_batches = batch.micro_batches
+    if run.comparison is not None and run.world.size * len(micro_batches) > 1:
+        micro_batches = run.comparison(micro_batches, _rehearse(run, step, micro_batches, phase), run.world.rank)
+    for number, micro in enumerate(micro_batches):
         with run.phase(phase, step + 1):
             seed_noise(run.config, run.world, step, number)
-            is_last = number + 1 == len(batch.micro_batches)
+            is_last = number + 1 == len(micro_batches)
             total += run.engine.forward_backward(micro.to(run.engine.device), scale, is_last)
     if phase == "compile":
         gc.collect()  # cycles that compilation leaves behind hold tensors on the device
     return total
+
+
+def _rehearse(run: Run, step: int, micro_batches: Sequence[Batch], phase: str) -> list[Tensor]:
+    """Returns the sums of the micro-batches of a step, with the dropout that they will have."""
+    outputs = []
+    for number, micro in enumerate(micro_batches):
+        with run.phase(phase, step + 1):
+            seed_noise(run.config, run.world, step, number)
+            outputs.append(run.engine.rehearse(micro.to(run.engine.device)))
+    return outputs
 
 
 def _learning_rate(config: RunConfig, step: int) -> float:

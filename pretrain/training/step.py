@@ -100,11 +100,11 @@ class TrainModule(nn.Module):
         """Runs the model and its loss on a micro-batch.
 
         Returns:
-            The sum of the losses that is minimised, a scalar, and sums by `layout`, in an evaluation
+            The sum of the losses that is minimised, a scalar, and sums by `layout`, without gradients
             by `EVALUATED_SUMS`, detached.
         """
         loss = self._loss(self.model, batch)
-        if self.training:
+        if self.training and torch.is_grad_enabled():
             sums = self.layout.pack({name: self._figures[name].measure(batch, loss) for name in self.layout.sizes})
         else:
             sums = pack_evaluated(loss)

@@ -20,8 +20,8 @@ class HeadConfig(Section):
     kind: Annotated[HeadKind, OnResume.NEVER] = "lm"
     """`lm` scores the vocabulary, `labels` scores labels, `spans` each token as the first and as the
     last one of an answer, `choices` a text as the right one of several, `replaced` each token as
-    one that was replaced (ELECTRA), `pixels` predicts those of each patch (MAE), `none` returns the
-    hidden states."""
+    one that was replaced (ELECTRA), `pixels` predicts those of each patch (MAE), `vectors` returns a
+    vector of each text, `none` the hidden states."""
     transform: Annotated[bool, OnResume.NEVER] = False
     """Linear layer, activation and norm of the stack before the scores (BERT, ModernBERT); without
     the norm for `kind: replaced` (ELECTRA)."""
@@ -38,8 +38,10 @@ class HeadConfig(Section):
     labels: Annotated[list[str], OnResume.NEVER] = Field(default_factory=list)
     """Label names, for `kind: labels`. Empty: taken from the data."""
     mean: Annotated[bool, OnResume.ALLOW] = False
-    """For `kind: labels`: classify the mean over the tokens of a document, not its first token (of a
-    decoder its last one); of an image, the mean over its patches."""
+    """For `kind: labels` and `vectors`: the mean over the tokens of a document in the place of its first
+    token (of a decoder its last one); of an image, the mean over its patches."""
+    learned_temperature: Annotated[bool, OnResume.NEVER] = False
+    """For `kind: vectors`: divide the temperature of the loss by the exponential of a learned number, at first 0."""
     dropout: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, lt=1)
     """For `kind: labels`, `spans` and `choices`: dropout probability on the input of the scores."""
 
@@ -62,8 +64,11 @@ class HeadConfig(Section):
         if self.activation is not None and not self.transform:
             yield f"activation={self.activation} needs transform=true", "leave it out"
         has_dropout = self.dropout and not self.record.fine_tuned
-        if not self.record.names_labels and (self.labels or self.mean or has_dropout):
+        has_mean = self.mean and not self.record.averages
+        if not self.record.names_labels and (self.labels or has_mean or has_dropout):
             yield f"labels, mean and dropout go with kind=labels, not {self.kind}", "leave them out"
+        if self.learned_temperature and not self.record.pools:
+            yield f"learned_temperature goes with kind=vectors, not {self.kind}", "leave it out"
         if not self.record.scales and (self.scaled or self.soft_cap or self.scale != 1.0):
             yield f"scaled, scale and soft_cap go with kind=lm, not {self.kind}", "leave them out"
 

@@ -288,6 +288,8 @@ class ModelConfig(AnyKindConfig):
                 )
         if self.input is not None and self.head.record.of_texts:
             yield f"head.kind={self.head.kind} is of texts, and input.kind=patches reads images"
+        if self.head.record.pools and self.pooler:
+            yield f"head.kind={self.head.kind} compares hidden states, and model.pooler maps them", "set it to false"
         if self.head.record.scores_tokens and self.pooler:
             yield f"head.kind={self.head.kind} scores tokens, and model.pooler summarizes them", "set it to false"
         yield from self._mixer_conflicts()

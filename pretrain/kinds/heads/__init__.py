@@ -8,6 +8,7 @@ from pretrain.kinds.heads.none import NONE
 from pretrain.kinds.heads.pixels import PIXELS
 from pretrain.kinds.heads.replaced import REPLACED
 from pretrain.kinds.heads.spans import SPANS
+from pretrain.kinds.heads.vectors import VECTORS
 
 HEADS: dict[str, HeadRecord] = {
     "lm": LM,
@@ -16,6 +17,7 @@ HEADS: dict[str, HeadRecord] = {
     "choices": CHOICES,
     "replaced": REPLACED,
     "pixels": PIXELS,
+    "vectors": VECTORS,
     "none": NONE,
 }
 

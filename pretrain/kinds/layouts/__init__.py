@@ -11,6 +11,7 @@ from pretrain.kinds.layouts.preferences import PREFERENCES
 from pretrain.kinds.layouts.records import RECORDS
 from pretrain.kinds.layouts.tags import TAGS
 from pretrain.kinds.layouts.text import TEXT
+from pretrain.kinds.layouts.triples import TRIPLES
 
 LAYOUTS: dict[str, Layout] = {
     "text": TEXT,
@@ -21,6 +22,7 @@ LAYOUTS: dict[str, Layout] = {
     "tags": TAGS,
     "answers": ANSWERS,
     "choices": CHOICES,
+    "triples": TRIPLES,
     "images": IMAGES,
     "captions": CAPTIONS,
 }

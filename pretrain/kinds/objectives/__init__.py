@@ -7,6 +7,7 @@ from pretrain.kinds.objectives.captions import CAPTIONS
 from pretrain.kinds.objectives.causal import CAUSAL
 from pretrain.kinds.objectives.choices import CHOICES
 from pretrain.kinds.objectives.classify import CLASSIFY
+from pretrain.kinds.objectives.contrastive import CONTRASTIVE
 from pretrain.kinds.objectives.dpo import DPO
 from pretrain.kinds.objectives.fim import FIM
 from pretrain.kinds.objectives.images import IMAGES
@@ -38,6 +39,7 @@ OBJECTIVES: dict[str, Objective] = {
     "masked_patches": MASKED_PATCHES,
     "captions": CAPTIONS,
     "dpo": DPO,
+    "contrastive": CONTRASTIVE,
 }
 """Modules under `extend` may add entries. Of those that fit a model or its data, the first is the usual one."""
 

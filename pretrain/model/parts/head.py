@@ -7,6 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.model import ModelConfig
+from pretrain.config.model.any_kind import HeadConfig
 from pretrain.model.parts.feedforward import ACTIVATIONS
 from pretrain.model.parts.norm import build_norm
 
@@ -78,6 +79,26 @@ class Head(nn.Module):
         if self.num_scores < logits_BTV.shape[-1]:
             logits_BTV[..., self.num_scores :] = -torch.inf
         return logits_BTV
+
+
+class VectorHead(nn.Module):
+    """Hidden states of documents as they are, and the learned number of a temperature.
+
+    Attributes:
+        scores_ids, scores_labels, summarizes: As of `Head`.
+        log_scale: Logarithm of a factor of the cosines of vectors, fp32 [1]. None: 0.
+    """
+
+    scores_ids = scores_labels = False
+    summarizes = True
+
+    def __init__(self, config: HeadConfig) -> None:
+        super().__init__()
+        self.log_scale = nn.Parameter(torch.empty(1)) if config.learned_temperature else None
+
+    def forward(self, hidden_PD: Tensor, loss: Callable[[Tensor, Tensor | None], Any] | None = None) -> Any:
+        """Returns the vectors, or the result of `loss` of them and `log_scale` (ZeRO stage 3)."""
+        return hidden_PD if loss is None else loss(hidden_PD, self.log_scale)
 
 
 class Pooler(nn.Linear):

@@ -67,7 +67,9 @@ def list_inputs(inputs: Sequence[InputConfig], kind: DataKind = "text") -> list[
         LaunchError: A package that an input needs is not installed.
     """
     if not inputs:
-        return list_stdlib()
+        if not LAYOUTS[kind].library_format:
+            raise ConfigError(f"kind={kind} needs inputs: Python's library has none", fix="give --input FILES")
+        return [replace(file, format=LAYOUTS[kind].library_format) for file in list_stdlib()]
     files: dict[object, InputFile] = {}
     for number, config in enumerate(inputs):
         how = config.model_copy(update={"path": [], "paired_path": None}).model_dump_json()

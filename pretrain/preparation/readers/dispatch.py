@@ -29,7 +29,7 @@ def read_slices(config: PrepareConfig, slices: Iterable[Slice]) -> Iterator[Docu
     fields = tuple(config.filter.require)
     rules = [ReadRule(one, config.kind, fields) for one in config.inputs]
     # The default corpus may not be UTF-8.
-    rules = rules or [ReadRule(InputConfig(on_error="skip"))]
+    rules = rules or [ReadRule(InputConfig(on_error="skip"), config.kind)]
     finishers = [_build_finisher(rule.config) for rule in rules]
     for piece in slices:
         rule = rules[piece.file.input]

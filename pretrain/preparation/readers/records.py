@@ -15,10 +15,13 @@
                as in SQuAD, places in characters; the first answer counts, and there may be none
     choices    {"question": "...", "choices": ["...", "..."], "label": 0}: the right one's place or
                text; or {"text": [...], "label": ["A", ...]}, and its label
+    triples    {"query": "...", "positive": "...", "negatives": ["...", ...], "group": "..."}: the last two
+               may be absent
 
 The names of the fields are options of the input. The caller adds the place to a RecordError.
 """
 
+import hashlib
 from codecs import BOM_UTF16_BE, BOM_UTF16_LE, BOM_UTF32_LE
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +31,7 @@ from typing import Any
 from pretrain.config.prepare import DataKind, InputConfig
 from pretrain.kinds.layouts import LAYOUTS
 from pretrain.kinds.layouts.choices import CHOICE_BEGINS, CHOICE_IS_FIRST, CHOICE_IS_RIGHT
+from pretrain.kinds.layouts.triples import IS_POSITIVE, NUM_GROUPS, TEXT_BEGINS
 from pretrain.preparation.filters import BAD_FIELD, TOO_LARGE, UNDECODABLE, BadInputError, BadItem, Document, Label
 from pretrain.preparation.readers.conversations import (
     EXTRA_FIELDS,
@@ -48,7 +52,7 @@ from pretrain.preparation.readers.record_fields import (
 )
 from pretrain.utils.foreign_files import HEAD_BYTES, name_text
 
-_OF_TEXT = ("text", "source", "target", "prompt", "response", "question", "context")
+_OF_TEXT = ("text", "source", "target", "prompt", "response", "question", "context", "query", "positive")
 TEXT_OPTIONS = frozenset(f"{name}_field" for name in _OF_TEXT)
 """Options whose fields may be lists of strings, which `joiner` joins."""
 UTF8_BOM = b"\xef\xbb\xbf"
@@ -112,7 +116,8 @@ class ReadRule:
             return needed, [*further, *EXTRA_FIELDS]
         needed = {option: getattr(self.config, option) for option in layout.fields}
         prompts = names_of_prompt(self.config) if layout.two_sides else []
-        return needed, [*prompts, *(EXTRA_FIELDS if layout.loss_mask else ())]
+        optional = [getattr(self.config, option) for option in layout.optional]
+        return needed, [*prompts, *optional, *(EXTRA_FIELDS if layout.loss_mask else ())]
 
     def choose_columns(self, known: Sequence[str], where: str) -> list[str]:
         """Returns the columns of documents. Raises: BadInputError: One is absent, or there twice."""
@@ -339,6 +344,35 @@ def build_choices(record: Mapping[str, Any], config: InputConfig, consumed_bytes
         start += len(text) + 1
     text = "\n".join(texts)
     return Document(text, encode(text), consumed_bytes, source=question, labels=tuple(labels))
+
+
+def build_triple(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
+    """Builds a query with its positive and hard negatives. Raises: RecordError."""
+    query = _written(record, config.query_field, "query_field")
+    texts = [_written(record, config.positive_field, "positive_field")]
+    name = config.negatives_field
+    texts += _listed(record.get(name))
+    for number, text in enumerate(texts[1:]):
+        if not isinstance(text, str) or not text.strip():
+            raise RecordError(f"{name}[{number}] is no text", "give each hard negative some words, or leave it out")
+    group = record.get(config.group_field)
+    labels = [Label(_number_group(group, config.group_field), 0, 0)]
+    start = 0
+    for number, text in enumerate(texts):
+        labels.append(Label(TEXT_BEGINS | IS_POSITIVE * (number == 0), start, start + len(text)))
+        start += len(text) + 1
+    text = "\n".join(texts)
+    return Document(text, encode(text), consumed_bytes, source=query, labels=tuple(labels))
+
+
+def _number_group(group: object, name: str) -> int:
+    """Returns a number by the hash of a group's name, from 1 on; 0: there is no group."""
+    if group is None:
+        return 0
+    if isinstance(group, bool) or not isinstance(group, str | int):
+        raise bad_field({name: group}, name, "a string or a whole number", "group_field")
+    digest = hashlib.blake2b(str(group).encode(errors="replace"), digest_size=8).digest()
+    return 1 + int.from_bytes(digest, "little") % (NUM_GROUPS - 1)
 
 
 def _find_choice(label: object, names: Sequence[object], *, may_be_place: bool) -> int:

@@ -50,7 +50,7 @@ def test_a_file_and_overrides_give_a_config(write):
         ("vocab_size", "vocabsize", "a.yaml:6:28: unknown key 'tokenizer.vocabsize'; did you mean 'tokenizer.vocab_si"),
         ("output", "outputs", "a.yaml:1:1: unknown key 'outputs'; did you mean 'output'?"),
         ("output: data/mine", "", "a.yaml: output is required; add it, or pass output=..."),
-        ("pairs", "triples", "a.yaml:2:1: kind='triples': input should be 'text', 'pairs', 'records', 'preferences',"),
+        ("pairs", "fours", "a.yaml:2:1: kind='fours': input should be 'text', 'pairs', 'records', 'preferences',"),
         ("kind: unigram", "kind: char", "a.yaml:6:25: tokenizer: vocab_size=4000 does not go with kind=char"),
         ("kind: unigram", "kind: given", "a.yaml:6:13: tokenizer: path belongs to kind=given, and is needed there"),
     ],

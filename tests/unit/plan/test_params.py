@@ -82,7 +82,8 @@ def models(draw):
     shape = draw(st.sampled_from([["encoder"], ["decoder"], ["encoder", "decoder"]]))
     tied = draw(st.booleans())
     of_encoders = ["labels", "spans", "choices", "replaced"] if shape == ["encoder"] else []
-    kind = draw(st.sampled_from(["lm"] if tied else ["lm", "none", *of_encoders]))
+    of_one = ["vectors"] if len(shape) == 1 else []
+    kind = draw(st.sampled_from(["lm"] if tied else ["lm", "none", *of_one, *of_encoders]))
     narrow = len(shape) == 1 and draw(st.booleans())
     drawn = {name: draw(stacks(width, narrow)) for name in shape}
     return ModelConfig(
@@ -92,6 +93,7 @@ def models(draw):
             transform=(tied and narrow) or draw(st.booleans()),
             bias=draw(st.booleans()),
             labels=["a", "b", "c"][: draw(st.integers(1, 3))] if kind == "labels" else [],
+            learned_temperature=kind == "vectors" and draw(st.booleans()),
         ),
         vocab_size=draw(st.integers(1, 300)),
         vocab_multiple=draw(st.sampled_from([1, 128])),
@@ -101,7 +103,7 @@ def models(draw):
         ngram_rows=draw(st.integers(1, 50)),
         multi_token=draw(st.integers(0, 2)) if predicts_further(shape, kind, drawn.get("decoder")) else 0,
         generator_heads=draw(st.sampled_from([0, 2])) if kind == "replaced" else 0,
-        pooler=shape == ["encoder"] and kind not in ("spans", "replaced") and draw(st.booleans()),
+        pooler=shape == ["encoder"] and kind not in ("spans", "replaced", "vectors") and draw(st.booleans()),
     )
 
 

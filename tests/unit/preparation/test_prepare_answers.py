@@ -8,6 +8,7 @@ from tokenizers import Tokenizer, models, normalizers, pre_tokenizers, processor
 from pretrain.errors import DataError
 from pretrain.kinds.layouts.answers import ANSWER_BEGINS, ANSWER_ENDS
 from pretrain.kinds.layouts.choices import CHOICE_IS_FIRST, CHOICE_IS_RIGHT
+from pretrain.kinds.layouts.triples import IS_POSITIVE, IS_QUERY, TEXT_BEGINS, group_of
 from pretrain.preparation.prepare import prepare
 from pretrain.preparation.split import TRAIN, VALIDATION
 from pretrain.rows import IGNORE_INDEX
@@ -215,7 +216,63 @@ def test_a_record_without_its_right_choice_is_named(tmp_path, record, message):
     assert message in str(error.value) and "a.jsonl:5" in str(error.value)
 
 
-@pytest.mark.parametrize("kind", ["answers", "choices"])
+TRIPLES = [
+    {"query": "who barks", "positive": "a dog", "negatives": ["a cat", "a bird in the air"], "group": "a"},
+    {"query": "who flies", "positive": "a bird"},
+    {"query": "who swims", "positive": "a fish", "negatives": "a dog", "group": 7},
+]
+
+
+def test_each_text_of_a_record_is_a_document_whose_first_token_says_what_it_is(tmp_path):
+    path = write_rows(tmp_path / "a.jsonl", TRIPLES)
+    index = prepare(labels_config(tmp_path / "out", path, "triples", tokenizer=BERT), processes=1)
+    assert (index.kind, index.split(TRAIN).num_documents) == ("triples", 3)
+    theirs = transformers.PreTrainedTokenizerFast(tokenizer_file=str(tmp_path / "out/tokenizer.json"))
+    reader = ShardReader(tmp_path / "out", index.split(TRAIN).shards[0], index.dtype)
+    (tokens, starts), marks = reader.member(0), reader.labels(0)
+    groups = []
+    for record, ids, own in zip(TRIPLES, np.split(tokens, starts[1:]), np.split(marks, starts[1:]), strict=True):
+        negatives = record.get("negatives", [])
+        texts = [record["query"], record["positive"], *([negatives] if isinstance(negatives, str) else negatives)]
+        each = [theirs(text)["input_ids"] for text in texts]
+        assert ids.tolist() == [token for text in each for token in text]
+        (first,) = np.nonzero(own & TEXT_BEGINS)
+        assert first.tolist() == np.cumsum([0, *map(len, each[:-1])]).tolist()
+        assert [mark & (IS_QUERY | IS_POSITIVE) for mark in own[first]] == [IS_QUERY, IS_POSITIVE, *[0] * len(each[2:])]
+        groups.append(group_of(int(own[0]), int(own[1])))
+    assert groups[1] == 0 and 0 not in (groups[0], groups[2]) and groups[0] != groups[2]
+
+
+@pytest.mark.parametrize(
+    ("record", "message"),
+    [
+        ({"query": "who"}, "field 'positive'"),
+        ({"query": " ", "positive": "a dog"}, "field 'query' is blank; give each question and its text some words"),
+        ({"query": "who", "positive": "a dog", "negatives": ["a", ""]}, "negatives[1] is no text; give each hard"),
+        ({"query": "who", "positive": "a dog", "negatives": 3}, "negatives[0] is no text"),
+        ({"query": "who", "positive": "a dog", "group": [1]}, "field 'group' is a list, not a string or a whole"),
+    ],
+)
+def test_a_record_without_its_texts_is_named(tmp_path, record, message):
+    path = write_rows(tmp_path / "a.jsonl", [*TRIPLES, record])
+    with pytest.raises(DataError) as error:
+        prepare(labels_config(tmp_path / "out", path, "triples", tokenizer=BERT), processes=1)
+    assert message in str(error.value) and "a.jsonl:4" in str(error.value)
+
+
+def test_texts_of_a_group_are_in_one_split(tmp_path):
+    rows = [{"query": f"q {n}", "positive": f"p {n}", "group": n % 20} for n in range(400)]
+    config = labels_config(tmp_path / "out", write_rows(tmp_path / "a.jsonl", rows), "triples", tokenizer=BERT)
+    index = prepare(config.model_copy(update={"split": "hash:0.3"}), processes=1)
+    groups = {}
+    for name, split in index.splits.items():
+        reader = ShardReader(tmp_path / "out", split.shards[0], index.dtype)
+        (_, starts), marks = reader.member(0), reader.labels(0)
+        groups[name] = set(map(group_of, marks[starts].tolist(), marks[starts + 1].tolist()))
+    assert not set.intersection(*groups.values()) and len(set.union(*groups.values())) == 20
+
+
+@pytest.mark.parametrize("kind", ["answers", "choices", "triples"])
 def test_a_text_without_a_token_behind_its_answer_is_refused(tmp_path, kind):
     with pytest.raises(ValueError, match=f"kind={kind} needs end_of_document=true: a token behind"):
         labels_config(tmp_path / "out", tmp_path, kind, tokenizer=BERT, end_of_document=False)

@@ -10,7 +10,9 @@ def weights(model: ModelConfig) -> Weights:
     stack = model.last_stack
     head = model.head
     group = "head"
-    if head.kind != "none":
+    if head.learned_temperature:
+        yield NamedWeight("head.log_scale", (1,), group)
+    if head.record.has_scores:
         if head.transform:
             yield from linear("head.transform", stack.width, model.head_width, stack.bias, group)
             if head.record.has_norm:
@@ -26,7 +28,7 @@ def weights(model: ModelConfig) -> Weights:
 
 def flops(count: FlopCounter, model: ModelConfig, tokens: int, reads: bool) -> None:
     """Adds the head at all positions; no pooler."""
-    if model.head.kind == "none":
+    if not model.head.record.has_scores:
         return
     if model.head.transform:
         reads = count.norm("head.norm", count.linear("head.transform", tokens, reads, "head"))
@@ -36,7 +38,7 @@ def flops(count: FlopCounter, model: ModelConfig, tokens: int, reads: bool) -> N
 
 def kept(batch: MicroBatch, model: ModelConfig, positions: int, *, trains_head: bool) -> tuple[int, int]:
     """Returns bytes of the layers before the scores, and of the gradients that the loss makes forward."""
-    if model.head.kind == "none":
+    if not model.head.record.has_scores:
         return 0, 0
     stack = model.last_stack
     width = model.head_width

@@ -23,7 +23,7 @@ class TransformerCounts:
     @property
     def has_head(self) -> bool:
         """True if it scores something, and does not end with hidden states."""
-        return self.model.head.kind != "none"
+        return self.model.head.record.has_scores
 
     @property
     def head_width(self) -> int:
