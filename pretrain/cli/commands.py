@@ -19,6 +19,7 @@ from pretrain.cli.attention_pictures import attention_command
 from pretrain.cli.chat import chat_command
 from pretrain.cli.data import data_app, prepare_command
 from pretrain.cli.doctor import doctor_command, drill_command
+from pretrain.cli.embed import embed_command
 from pretrain.cli.evaluate import average_command, evaluate_command
 from pretrain.cli.launch import launch_app
 from pretrain.cli.model import (
@@ -79,6 +80,7 @@ _PANELS: dict[str, dict[str, Any]] = {
         "generate": generate_command,
         "chat": chat_command,
         "classify": classify_command,
+        "embed": embed_command,
         "evaluate": evaluate_command,
         "attention": attention_command,
         "inspect": inspect_command,

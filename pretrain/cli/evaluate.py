@@ -1,6 +1,7 @@
 """`pretrain average` and `pretrain evaluate`."""
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Annotated, Any
@@ -11,6 +12,12 @@ from pretrain.cli.completion import complete_run
 from pretrain.cli.options import Device, Json, ModelPath, count_from, print_json
 from pretrain.errors import ConfigError
 from pretrain.utils.log import printable
+
+Retrieval = Annotated[
+    tuple[Path, Path, Path] | None,
+    Option(metavar="CORPUS QUERIES QRELS", help="Vectors: documents to find (BEIR)."),
+]
+Prefixes = Annotated[tuple[str, str], Option(metavar="QUERY DOCUMENT", help="Vectors: put before texts.")]
 
 
 def average_command(
@@ -61,6 +68,10 @@ def evaluate_command(
     output: Annotated[Path | None, Option(help="File for the translations, or the wrong answers.")] = None,
     questions: Annotated[Path | None, Option(help="Questions (.jsonl) with one right answer each.")] = None,
     plain: Annotated[bool, Option("--plain", help="--questions as lines, without a template.")] = False,
+    retrieval: Retrieval = None,
+    sts: Annotated[Path | None, Option(help="Vectors: scored pairs of sentences.")] = None,
+    prefixes: Prefixes = ("", ""),
+    width: Annotated[int | None, Option(min=1, help="First dimensions of vectors.")] = None,
     tasks: Annotated[str | None, Option(help="Tasks of lm-eval-harness, such as a,b.")] = None,
     task_path: Annotated[Path | None, Option(help="Folder of --tasks (YAML).")] = None,
     num_fewshot: Annotated[int | None, Option(min=0, help="Few-shot examples.")] = None,
@@ -76,7 +87,7 @@ def evaluate_command(
     Example: pretrain evaluate runs/multi30k --source test.en --reference test.de --beams 1,5
     """
 
-    _check_target(data, source, reference, tasks, questions, chat=chat, plain=plain)
+    _check_target(data, source, reference, tasks, questions, (retrieval, sts), chat=chat, plain=plain)
     # Each way of measuring has options and a report of its own.
     report: Any
     asked: Any
@@ -95,6 +106,11 @@ def evaluate_command(
 
             asked = ExactChoice(questions, plain, max_tokens, batch_tokens)
             report = evaluate_exact(model, asked, other=compare, resamples=resamples, output=output, device=device)
+        elif retrieval or sts:
+            from pretrain.evaluation.retrieval import RetrievalChoice, measure_retrieval
+
+            asked = RetrievalChoice(retrieval, sts, *prefixes, width)
+            report = measure_retrieval(model, asked, compare, resamples, device)
         elif source is None or reference is None:
             from pretrain.evaluation.corpus import CorpusOptions
             from pretrain.evaluation.held_out import evaluate_held_out
@@ -106,18 +122,9 @@ def evaluate_command(
             from pretrain.evaluation.translation import TranslationTask, evaluate_translation, parse_beams
 
             asked = TranslationTask(
-                source=source,
-                reference=reference,
-                preprocessed=preprocessed,
-                beams=parse_beams(beams),
-                length_penalty=length_penalty,
-                early_stopping=early_stopping,
-                repetition_penalty=repetition_penalty,
-                no_repeat_ngram_size=no_repeat_ngram_size,
-                max_tokens=max_tokens,
-                batch_tokens=batch_tokens,
-                resamples=resamples,
-            )
+                source, reference, preprocessed, parse_beams(beams), length_penalty, early_stopping,
+                repetition_penalty, no_repeat_ngram_size, max_tokens, batch_tokens, resamples,
+            )  # fmt: skip
             report = evaluate_translation(model, asked, other=compare, output=output, device=device)
     if world.is_main:
         settings = {"resamples": resamples, "device": device, "ranks": world.size}
@@ -130,16 +137,17 @@ def _check_target(
     reference: Path | None,
     tasks: str | None,
     questions: Path | None,
+    vectors: Sequence[Any],
     *,
     chat: bool,
     plain: bool,
 ) -> None:
     """Checks that options name one way of measuring. Raises: ConfigError."""
-    fix = "give --data, --tasks, --questions, or both --source and --reference"
+    fix = "give --data, --tasks, --questions, --retrieval, --sts, or both --source and --reference"
     if (source is None) != (reference is None):
         option, missing = ("--reference", "--source") if source is None else ("--source", "--reference")
         raise ConfigError(f"{option} needs {missing}, which is missing", fix=fix)
-    if sum(map(bool, (data, source, tasks, questions))) > 1:
+    if sum(map(bool, (data, source, tasks, questions, *vectors))) > 1:
         raise ConfigError("ambiguous evaluation target", fix=fix)
     if chat and tasks is None:
         raise ConfigError("--chat is for --tasks", fix="leave it out: prepared data have their template")

@@ -120,8 +120,8 @@ class InputConfig(Section):
     negatives_field: str = "negatives"
     """Field of the list of texts that do not, hard negatives, for triples; may be absent."""
     group_field: str = "group"
-    """Field of a name, for triples: texts of records that have it in common are no negatives of each other, and in
-    one split; may be absent."""
+    """Field of a name, for triples: texts of records that have it in common are no negatives of
+    each other, and in one split; may be absent."""
     max_document_bytes: int = Field(default=64 * 2**20, ge=1)
     """Largest size of a document or line in bytes; a larger one is refused."""
     on_error: Literal["stop", "skip"] = "stop"
@@ -260,8 +260,8 @@ class PrepareConfig(Section):
     """Kind of documents: `text`, `pairs`, `records` (prompts and responses), `preferences` (prompts
     with a chosen and a rejected answer), `classes` (texts with a label), `tags` (texts with a label
     a word), `answers` (questions with a text that has the answer), `choices` (questions with
-    answers to choose from), `triples` (queries with the text that belongs to each, and others that do
-    not), `images` (folders of classes; or with captions, which need a
+    answers to choose from), `triples` (queries with the text that belongs to each, and others that
+    do not), `images` (folders of classes; or with captions, which need a
     tokenizer)."""
     inputs: list[InputConfig] = Field(default_factory=list)
     """Inputs, in the order in which they are read."""
@@ -279,7 +279,8 @@ class PrepareConfig(Section):
     """Append the end-of-document token to each document. A document with labels begins with [CLS]
     in any case, if the tokenizer has one."""
     max_text_tokens: int | None = Field(default=None, ge=8)
-    """Largest length of each text of triples in tokens, with those around it: the rest of a longer one is left out.
+    """Largest length of each text of triples in tokens, with those around it: the rest of a longer
+    one is left out.
     None: no limit."""
     max_skipped_share: float = Field(default=0.01, ge=0, le=1)
     """Largest share of bad items with `on_error: skip`, of all records and of all bytes; more of

@@ -75,7 +75,7 @@ class Engine(Protocol):
         """Returns the sums of `forward_backward`, without gradient or dropout. Collective."""
 
     def rehearse(self, batch: Batch) -> Tensor:
-        """Returns the sums of `evaluate` of the forward pass of training, with dropout. Collective."""
+        """Returns the sums of `evaluate` in training mode, with dropout. Collective."""
 
     def working_weights(self) -> Iterator[tuple[str, Tensor]]:
         """Yields (name, live tensor) of the weights in the forward pass; at ZeRO 3 its shares."""

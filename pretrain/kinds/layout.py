@@ -21,7 +21,7 @@ class Layout:
     """`divide(document, split_rule) -> list[TextPiece]`, one a span."""
     fields: tuple[str, ...] = ()  # options of an input that name the fields of a record
     optional: tuple[str, ...] = ()  # likewise, of fields that may be absent
-    library_format: str = ""  # by which Python's library is read in the place of inputs; empty: they are needed
+    library_format: str = ""  # by which Python's library is read without inputs; empty: not at all
     cuts_texts: bool = False  # `max_text_tokens` applies
     filtered: bool = False  # filters of texts judge it
     normalized: bool = True  # `normalize` of an input may change its texts

@@ -63,9 +63,10 @@ class Objective:
     loss_settings: tuple[str, ...] = ("label_smoothing", "z_loss", "multi_token_weight")
     """Keys of its section, or else of `objective:`, that its loss takes."""
     whole_batch: str = ""
-    """Of a loss that compares what all micro-batches and ranks have: `compare(batches, outputs, rank, **settings)`,
-    which gets the micro-batches of a rank and what `loss` shows of each in a rehearsal (training mode without
-    gradients), and returns the micro-batches with what `loss` then needs of the others. Empty: a sum over targets."""
+    """Of a loss that compares what all micro-batches and ranks have: `compare(batches, outputs,
+    rank, **settings)`, which gets the micro-batches of a rank and what `loss` shows of each in a
+    rehearsal (training mode without gradients), and returns the micro-batches with what `loss` then
+    needs of the others. Empty: a sum over targets."""
     counted: str = ""
     """Metric that counts targets. Empty: that of the head."""
     targets: str = ""

@@ -92,7 +92,7 @@ class Transformer(nn.Module):
         self.mask = nn.Embedding(1, width) if config.restores else None
         self.head: Head | VectorHead | None = None
         if config.head.record.pools:
-            self.head = VectorHead(config.head)
+            self.head = VectorHead(config)
         elif config.head.record.has_scores:
             self.head = Head(config)
         self.averages = config.head.mean

@@ -16,7 +16,7 @@ from pretrain.objective.row_maker import RowContext
 from pretrain.types import Batch, RowMaker
 
 Comparison = Callable[[Sequence[Batch], Sequence[Tensor], int], list[Batch]]
-"""`compare(batches, outputs, rank)`: micro-batches of a rank and what a rehearsal of each returned. Collective."""
+"""`compare(batches, outputs, rank)`: micro-batches, and results of their rehearsals. Collective."""
 
 
 def build_rows(config: ObjectiveConfig, context: RowContext) -> RowMaker:
@@ -43,9 +43,11 @@ def build_loss(config: ObjectiveConfig) -> Loss:
 
 
 def build_comparison(config: ObjectiveConfig) -> Comparison | None:
-    """Returns what compares all micro-batches of a step, between two passes over them (`Objective.whole_batch`)."""
+    """Returns the comparison of all micro-batches of a step; None: their losses are sums."""
     record = OBJECTIVES[config.tasks[0].kind]
-    return partial(resolve_name(record.whole_batch), **_settings(config)) if record.whole_batch else None
+    if not record.whole_batch:
+        return None
+    return partial(resolve_name(record.whole_batch), **_settings(config))
 
 
 def _settings(config: ObjectiveConfig) -> dict[str, Any]:

@@ -1,16 +1,18 @@
-"""Contrastive learning: each query's vector near that of its positive, away from all others of the global batch.
+"""Contrastive learning: the vector of a query near its positive's, away from all others.
 
-    row     query | positive | hard negatives ... | query | ...     documents, those of a record together
+    row     query | positive | hard negatives ... | query | ...     documents, a record together
     loss    mean over the records of the global batch of `info_nce`; a target is a record
 
-The loss of a record needs the vectors of all micro-batches of all ranks. Gradients are cached (Gao et al. 2021, 3.2),
-so that memory is that of one micro-batch, and the result that of one process with all of them:
+The loss of a record needs the vectors of all micro-batches of all ranks. Gradients are cached (Gao
+et al. 2021, 3.2), so that memory is that of one micro-batch, and the result that of one process
+with all of them:
 
     rehearsal     each micro-batch, without gradients --> vectors
-    comparison    vectors of all ranks --> loss of this rank's records, its gradient by all vectors --> summed
-    second pass   each micro-batch again, with the same dropout --> sum over its vectors of gradient . vector
+    comparison    vectors of all ranks --> loss of a rank's records, gradients by all vectors, summed
+    second pass   each micro-batch again, with the same dropout --> sum of gradient . vector
 
-A batch by itself, in an evaluation or of one process without accumulation, is compared within its loss.
+A batch by itself, in an evaluation or of one process without accumulation, is compared within its
+loss.
 """
 
 import hashlib
@@ -78,8 +80,13 @@ def _hash_texts(tokens_BT: np.ndarray, starts: np.ndarray, ends: np.ndarray) -> 
     return keys
 
 
-def compare_batches(batches: Sequence[Batch], outputs: Sequence[Tensor], rank: int, **settings: Any) -> list[Batch]:
-    """Returns the micro-batches of a rank with the loss of their records over all ranks' texts. Collective.
+def compare_batches(
+    batches: Sequence[Batch],
+    outputs: Sequence[Tensor],
+    rank: int,
+    **settings: Any,
+) -> list[Batch]:
+    """Returns the micro-batches of a rank with their loss over all ranks' texts. Collective.
 
     Args:
         batches: The micro-batches, on any device.
@@ -91,9 +98,11 @@ def compare_batches(batches: Sequence[Batch], outputs: Sequence[Tensor], rank: i
     log_scale, width = numbers[0][:1], int(numbers[0][1])
     vectors_PD = torch.cat([one[2:].view(-1, width) for one in numbers])
     parts = [batch.texts for batch in batches]
-    own = TextBatch(*(_join(parts, name).to(vectors_PD.device) for name in ("roles_P", "keys_P", "groups_P")))
-    num_texts, num_records = (list(counts) for counts in zip(*dist.gather_objects(_count(own)), strict=True))
-    first, last = sum(num_texts[:rank]), sum(num_texts[: rank + 1])
+    device = vectors_PD.device
+    mine = TextBatch(*(_join(parts, name).to(device) for name in ("roles_P", "keys_P", "groups_P")))
+    num_texts, num_records = zip(*dist.gather_objects(_count(mine)), strict=True)
+    first = sum(num_texts[:rank])
+    last = first + num_texts[rank]
     records = sum(num_records[:rank]), sum(num_records[: rank + 1])
 
     def gather(values: Tensor) -> Tensor:
@@ -101,12 +110,18 @@ def compare_batches(batches: Sequence[Batch], outputs: Sequence[Tensor], rank: i
         whole[first:last] = values
         return dist.all_reduce_sum(whole)
 
-    texts = TextBatch(gather(own.roles_P), gather(own.keys_P), gather(own.groups_P))
-    compared = InfoNce(**settings)(gather(vectors_PD), texts, log_scale, *records)
-    slopes_PD, results_AR = dist.all_reduce_sum(compared[0])[first:last], compared[1]
-    sizes_P, sizes_A = (list(sizes) for sizes in zip(*(_count(_texts(batch)) for batch in batches), strict=True))
-    each = zip(batches, slopes_PD.split(sizes_P), results_AR.split(sizes_A), strict=True)
-    return [replace(one, texts=replace(_texts(one), slopes_PD=slopes, results_AR=own)) for one, slopes, own in each]
+    texts = TextBatch(gather(mine.roles_P), gather(mine.keys_P), gather(mine.groups_P))
+    slopes_PD, results_AR = InfoNce(**settings)(gather(vectors_PD), texts, log_scale, *records)
+    slopes_PD = dist.all_reduce_sum(slopes_PD)[first:last]
+    compared = []
+    for batch in batches:
+        texts = _texts(batch)
+        size, records_of_batch = _count(texts)
+        texts = replace(texts, slopes_PD=slopes_PD[:size], results_AR=results_AR[:records_of_batch])
+        slopes_PD = slopes_PD[size:]
+        results_AR = results_AR[records_of_batch:]
+        compared.append(replace(batch, texts=texts))
+    return compared
 
 
 def _count(texts: TextBatch) -> tuple[int, int]:
@@ -124,7 +139,7 @@ def _join(parts: Sequence[TextBatch | None], name: str) -> Tensor:
 
 
 def sum_contrastive_loss(model: Model, batch: Batch, **settings: Any) -> LossOutput:
-    """Sums the losses of the records of a batch, over all ranks' texts where these are known, else over its own.
+    """Sums the losses of the records of a batch, over its own texts where others are unknown.
 
     In a rehearsal nothing is minimised, and shown are the vectors, for `compare_batches`.
     """
@@ -137,7 +152,8 @@ def sum_contrastive_loss(model: Model, batch: Batch, **settings: Any) -> LossOut
         exact_PD = vectors_PD.to(torch.promote_types(vectors_PD.dtype, torch.float32))
         known_PD = vectors_PD.detach().double()
         known_scale = known_PD.new_zeros(1) if log_scale is None else log_scale.detach().double()
-        slopes_PD, results_AR = texts.slopes_PD, texts.results_AR
+        slopes_PD = texts.slopes_PD
+        results_AR = texts.results_AR
         if slopes_PD is None or results_AR is None:
             if model.training and not torch.is_grad_enabled():
                 return _rehearsed(known_PD, known_scale)
@@ -160,15 +176,17 @@ def sum_contrastive_loss(model: Model, batch: Batch, **settings: Any) -> LossOut
 
 
 def _rehearsed(vectors_PD: Tensor, log_scale: Tensor) -> LossOutput:
-    """Returns what `compare_batches` needs: the number of the temperature, the width, the vectors; float64."""
+    """Returns the number of the temperature, the width, and the vectors; float64."""
     width = vectors_PD.new_full((1,), vectors_PD.shape[1])
     nothing = vectors_PD.new_zeros(())
-    return LossOutput(nothing, nothing, nothing, shown_M=torch.cat((log_scale, width, vectors_PD.flatten())))
+    shown_M = torch.cat((log_scale, width, vectors_PD.flatten()))
+    return LossOutput(nothing, nothing, nothing, shown_M=shown_M)
 
 
-def compared_kinds(rows: ModelRows, section: ContrastiveConfig, vocabulary: Vocabulary) -> list[TokenKind]:
+def compared_kinds(rows: ModelRows, section: Any, vocabulary: Vocabulary) -> list[TokenKind]:
     """Returns the kinds of the tokens of a row of texts, for `pretrain data show`."""
-    texts, starts = rows.texts, rows.target_positions_P
+    texts = rows.texts
+    starts = rows.target_positions_P
     assert texts is not None and starts is not None, "rows of texts to compare"
     kinds = [TokenKind.CONTEXT] * rows.tokens_BT.shape[1]
     ends = [*starts[1:].tolist(), rows.num_tokens()]

@@ -1,13 +1,16 @@
 """InfoNCE over the vectors of a global batch, and its gradient (van den Oord et al. 2018).
 
     s(a, b) = cos(a, b) exp(log_scale) / temperature
-    loss of a query   = -log exp s(q, p) / sum over texts of exp s(q, text)          its own positive is p
-    loss of a record  = that, or symmetric the mean of it and of the same from its positive to all queries
+    loss of a query   = -log exp s(q, p) / sum over texts of exp s(q, text)     p: its positive
+    loss of a record  = that, or symmetric the mean of it and of the same from its positive to all
+    queries
 
-The texts are the positives and the hard negatives of all records. Not among them are others that belong to the query:
-those that equal its positive, positives of an equal query, and all of its group.
+The texts are the positives and the hard negatives of all records. Not among them are others that
+belong to the query: those that equal its positive, positives of an equal query, and all of its
+group.
 
-The scores are computed for some records at a time, in float64: sums do not depend on how a batch is cut.
+The scores are computed for some records at a time, in float64: sums do not depend on how a batch is
+cut.
 """
 
 from collections.abc import Sequence
@@ -20,8 +23,8 @@ from torch.nn.functional import normalize
 from pretrain.types import TextBatch
 
 RESULTS = ("loss", "correct", "similarity", "slope")
-"""Values of a record: its loss; 1 where its positive has the largest score; the cosine of its pair; the derivative of
-its loss by `log_scale`."""
+"""Values of a record: its loss; 1 where its positive has the largest score; the cosine of its pair;
+the derivative of its loss by `log_scale`."""
 
 CHUNK_SCORES = 2**20
 """Scores of a direction that are held at a time."""
@@ -36,7 +39,12 @@ class InfoNce:
     widths: Sequence[int] = ()
 
     def __call__(
-        self, vectors_PD: Tensor, texts: TextBatch, log_scale: Tensor, first: int = 0, last: int | None = None
+        self,
+        vectors_PD: Tensor,
+        texts: TextBatch,
+        log_scale: Tensor,
+        first: int = 0,
+        last: int | None = None,
     ) -> tuple[Tensor, Tensor]:
         """Returns the losses of some records among all texts, and their gradient.
 
@@ -48,7 +56,8 @@ class InfoNce:
             last: End of these records. None: that of all.
 
         Returns:
-            The gradient of the sum of these losses with respect to the vectors, [P, D], and `RESULTS`, [records, 4].
+            The gradient of the sum of these losses with respect to the vectors, [P, D], and
+            `RESULTS`, [records, 4].
         """
         places = _Places.of(texts)
         num_records = len(places.queries)
@@ -75,10 +84,17 @@ class InfoNce:
         return slopes_PD, results_AR
 
     @torch.enable_grad()
-    def _chunk(self, unit_PD: Tensor, places: "_Places", log_scale: Tensor, records: slice) -> tuple[Tensor, Tensor]:
+    def _chunk(
+        self,
+        unit_PD: Tensor,
+        places: "_Places",
+        log_scale: Tensor,
+        records: slice,
+    ) -> tuple[Tensor, Tensor]:
         scale_A1 = log_scale.detach().expand(records.stop - records.start)[:, None].requires_grad_()
         factor_A1 = scale_A1.exp() / self.temperature
-        queries_AD, positives_AD = unit_PD[places.queries[records]], unit_PD[places.positives[records]]
+        queries_AD = unit_PD[places.queries[records]]
+        positives_AD = unit_PD[places.positives[records]]
         cosines_AN = queries_AD @ unit_PD[places.candidates].T
         own_A = torch.arange(records.start, records.stop, device=unit_PD.device)
         is_out_AN = places.excluded(records)
@@ -99,7 +115,7 @@ class InfoNce:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """Places of the texts of all records, and the identities by which some are no negatives of each other."""
+    """Places of the texts of all records, and identities of those that are no negatives."""
 
     queries: Tensor
     positives: Tensor
@@ -109,17 +125,20 @@ class _Places:
 
     @staticmethod
     def of(texts: TextBatch) -> "_Places":
-        queries, positives, negatives = (torch.nonzero(texts.roles_P == role)[:, 0] for role in range(3))
-        return _Places(queries, positives, torch.cat((positives, negatives)), texts.keys_P, texts.groups_P)
+        places = [torch.nonzero(texts.roles_P == role)[:, 0] for role in range(3)]
+        candidates = torch.cat(places[1:])
+        return _Places(places[0], places[1], candidates, texts.keys_P, texts.groups_P)
 
     def excluded(self, records: slice) -> Tensor:
-        """Returns which candidates are no negatives of some records' queries, bool [A, N]; none is its own positive."""
+        """Returns candidates that are no negatives of some records, bool [A, N]; not their positives."""
         num_records = len(self.queries)
-        query_A, positive_A = self.keys_P[self.queries[records]], self.keys_P[self.positives[records]]
+        query_A = self.keys_P[self.queries[records]]
+        positive_A = self.keys_P[self.positives[records]]
         is_out_AN = positive_A[:, None] == self.keys_P[self.candidates]
         is_out_AN[:, :num_records] |= query_A[:, None] == self.keys_P[self.queries]
         group_A = self.groups_P[self.queries[records]]
-        is_shared_AN = (group_A[:, None] == self.groups_P[self.candidates]) & (group_A[:, None] != 0)
+        is_shared_AN = group_A[:, None] == self.groups_P[self.candidates]
+        is_shared_AN &= group_A[:, None] != 0
         # A record's own hard negatives are in its group.
         record_P = torch.zeros_like(self.keys_P).index_fill_(0, self.queries, 1).cumsum(0) - 1
         own_A = torch.arange(num_records, device=group_A.device)[records]

@@ -131,17 +131,19 @@ def choice_pieces(document: Document, rule: SplitRule) -> list[TextPiece]:
 
 
 def triple_pieces(document: Document, rule: SplitRule) -> list[TextPiece]:
-    """Returns the query and the texts that it is compared with. Records of a group, or of a query, are in one split."""
+    """Returns the query and its texts. Records of a group, or of a query, are in one split."""
     assert document.source is not None
     group, *labels = document.labels
     assert isinstance(group.name, int)
-    split = document.split or rule.split_of(b"%d" % group.name if group.name else document.source.encode())
-    marks = group_marks(group.name)
-    query = TextPiece(split, document.source, True, document.consumed_bytes, is_source=True, begins=True, marks=marks)
+    key = b"%d" % group.name if group.name else document.source.encode()
+    split = document.split or rule.split_of(key)
+    query = TextPiece(split, document.source, True, document.consumed_bytes, is_source=True)
+    query = query._replace(begins=True, marks=group_marks(group.name))
     pieces = [query]
     for mark, start, end in labels:
         assert isinstance(mark, int)
-        pieces.append(query._replace(text=document.text[start:end], consumed_bytes=0, marks=(mark,)))
+        text = document.text[start:end]
+        pieces.append(query._replace(text=text, consumed_bytes=0, marks=(mark,)))
     return [*pieces[:-1], pieces[-1]._replace(is_source=False)]
 
 
@@ -247,7 +249,8 @@ class Assembler:
         if self._layout.most_mark:
             between = separator_ids(encoder.tokenizer)
             self._between = np.array(between, encoder.eos.dtype) if between else encoder.eos
-        self._most = None if max_text_tokens is None else max_text_tokens - len(self._begin) - len(self._end)
+        around = len(self._begin) + len(self._end)
+        self._most = None if max_text_tokens is None else max_text_tokens - around
         self._special = tuple(special_ids(encoder.tokenizer))
         self._unended: list[_Encoded] = []
 
@@ -278,10 +281,7 @@ class Assembler:
             tokens, offsets = self._encoder.encode_placed(texts)
             places = list(map(self._word_places, pieces, offsets, tokens.lengths))
         elif self._layout.most_mark:
-            tokens, offsets = self._encoder.encode_placed(texts)
-            if self._most is not None:
-                tokens, offsets = tokens.cut(self._most), [one[: self._most] for one in offsets]
-            places = list(map(self._mark, pieces, offsets))
+            tokens, places = self._encode_marked(pieces, texts)
         else:
             tokens, masks = self._encode_segments(pieces, texts)
             if self._layout.loss_mask:
@@ -317,6 +317,17 @@ class Assembler:
                 conversations[number] = ids
         markers = [number for number, piece in enumerate(pieces) if piece.is_marker and piece.spans is None]
         return self._encoder.encode(texts, markers, conversations), masks
+
+    def _encode_marked(
+        self,
+        pieces: list[TextPiece],
+        texts: list[str],
+    ) -> tuple[RaggedArrays, list[np.ndarray]]:
+        """Returns the tokens of each piece, as many as it may have, and their marks."""
+        tokens, offsets = self._encoder.encode_placed(texts)
+        if self._most is not None:
+            tokens, offsets = tokens.cut(self._most), [one[: self._most] for one in offsets]
+        return tokens, list(map(self._mark, pieces, offsets))
 
     def _mark(self, piece: TextPiece, offsets: list[tuple[int, int]]) -> np.ndarray:
         """Returns the mark of each token of a piece and of those around it (`rows`), int16.

@@ -17,8 +17,9 @@ CLASSIFIERS = "Classifiers"
 TRANSLATIONS = "Translations"
 TASKS = "Tasks of lm-eval-harness"
 EXACT = "Exact answers"
+VECTORS = "Vectors of texts"
 COMPARED = "Comparisons"
-ORDER = (LOSSES, CLASSIFIERS, TRANSLATIONS, TASKS, EXACT, COMPARED)
+ORDER = (LOSSES, CLASSIFIERS, TRANSLATIONS, TASKS, EXACT, VECTORS, COMPARED)
 _LABEL_SCORES = {"accuracy": "accuracy", "macro_f1": "macro F1", "matthews": "Matthews"}
 
 _Facts = dict[str, Any]
@@ -164,7 +165,26 @@ def _exact_rows(result: _Facts, data: _Texts, _: _Facts, __: _Texts) -> _Rows:
         yield _difference(read, result["baseline"], "exact match", result["difference"])
 
 
-_ROWS = {"loss": _loss_rows, "translation": _translation_rows, "tasks": _task_rows, "exact": _exact_rows}
+def _retrieval_rows(result: _Facts, data: _Texts, settings: _Facts, _: _Texts) -> _Rows:
+    width = settings["width"]
+    part = "" if width is None else f", first {_count(width)} dimensions"
+    read = ", ".join(data.values()) + part
+    cells: dict[str, Any] = {"of": f"{_count(result['num_units']):,} {result['units']}"}
+    for name, score in result["scores"].items():
+        value, low, high = (_float(score[part]) for part in ("value", "low", "high"))
+        cells[str(name)] = f"{value:.4f} ({low:.4f} to {high:.4f})"
+    yield EvaluationRow(VECTORS, read, cells)
+    for name, difference in result.get("differences", {}).items():
+        yield _difference(read, result["baseline"], str(name), difference)
+
+
+_ROWS = {
+    "loss": _loss_rows,
+    "translation": _translation_rows,
+    "tasks": _task_rows,
+    "exact": _exact_rows,
+    "retrieval": _retrieval_rows,
+}
 
 
 def _signed(value: Any) -> str:

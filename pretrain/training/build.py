@@ -38,7 +38,7 @@ from pretrain.engine.engine import Engine
 from pretrain.model import LanguageModel, build_model
 from pretrain.model.build import compiles_on, fill_weights
 from pretrain.model.sequence_parallel import share_rows
-from pretrain.objective import Comparison, build_comparison, build_loss, shown_of
+from pretrain.objective import build_comparison, build_loss, shown_of
 from pretrain.optim.build import build_optimizer, state_size
 from pretrain.optim.groups import ParameterGroup, group_parameters
 from pretrain.plan.course import checkpoint_bytes, checkpoints_at_once
@@ -94,7 +94,6 @@ class Run:
     folder: RunDir
     dataset: Dataset
     engine: Engine
-    comparison: Comparison | None
     checkpoints: CheckpointManager
     samples: SourceStreams
     loader: TrainLoader
@@ -188,7 +187,6 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
         folder=folder,
         dataset=dataset,
         engine=engine,
-        comparison=build_comparison(config.objective),
         checkpoints=checkpoints,
         samples=samples,
         loader=loader,
@@ -236,7 +234,9 @@ def _draw(start: InitialWeights, progress: Progress, name: str, shape: torch.Siz
 
 def _module(config: RunConfig, model: LanguageModel, dataset: Dataset) -> TrainModule:
     objective = config.objective
-    return TrainModule(model, build_loss(objective), len(dataset.sources), shown_of(objective))
+    module = TrainModule(model, build_loss(objective), len(dataset.sources), shown_of(objective))
+    module.comparison = build_comparison(objective)
+    return module
 
 
 def _cuts_state(config: RunConfig, world: World) -> bool:

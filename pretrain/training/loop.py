@@ -235,8 +235,10 @@ def _accumulate(run: Run, step: int, batch: StepBatch, counts: StepCounts, phase
     run.engine.module.targets_per_token = counts.num_targets / max(counts.num_tokens, 1)
     total = _zero(run)
     micro_batches = batch.micro_batches
-    if run.comparison is not None and run.world.size * len(micro_batches) > 1:
-        micro_batches = run.comparison(micro_batches, _rehearse(run, step, micro_batches, phase), run.world.rank)
+    compare = run.engine.module.comparison
+    if compare is not None and run.world.size * len(micro_batches) > 1:
+        outputs = _rehearse(run, step, micro_batches, phase)
+        micro_batches = compare(micro_batches, outputs, run.world.rank)
     for number, micro in enumerate(micro_batches):
         with run.phase(phase, step + 1):
             seed_noise(run.config, run.world, step, number)

@@ -25,7 +25,7 @@ from pretrain.data.mixture import source_of
 from pretrain.dist import World
 from pretrain.engine.replicated import KeptTensor
 from pretrain.model import LanguageModel
-from pretrain.objective import Loss, LossOutput
+from pretrain.objective import Comparison, Loss, LossOutput
 from pretrain.objective.loss_sums import LOSS_SUMS, SumLayout, pack_evaluated
 from pretrain.training.balance import find_balance
 from pretrain.types import IGNORE_INDEX, Batch
@@ -57,6 +57,7 @@ class TrainModule(nn.Module):
         targets_per_token: Targets of the global batch over its tokens without padding, set before
             each step. The loss is divided by targets, and losses of experts are means over tokens.
         balance: Balance of the experts of the model; None: it has none.
+        comparison: Loss over all micro-batches of a step, between two passes. None: there is none.
         shown: Names of further sums of the loss (`Objective.shown`).
         layout: Sums that are shown in training: of the loss, `nll`, `correct` and `shown.NAME`; of a
             mixture `by_source`, that of -log p(target) for each source, then the targets of each;
@@ -70,6 +71,7 @@ class TrainModule(nn.Module):
         self.model = model
         self.balance = find_balance(model)
         self.targets_per_token = 1.0
+        self.comparison: Comparison | None = None
         self._loss = loss
         # A new figure is a line here.
         self._figures = {
@@ -100,8 +102,8 @@ class TrainModule(nn.Module):
         """Runs the model and its loss on a micro-batch.
 
         Returns:
-            The sum of the losses that is minimised, a scalar, and sums by `layout`, without gradients
-            by `EVALUATED_SUMS`, detached.
+            The sum of the losses that is minimised, a scalar, and sums by `layout`, without
+            gradients by `EVALUATED_SUMS`, detached.
         """
         loss = self._loss(self.model, batch)
         if self.training and torch.is_grad_enabled():

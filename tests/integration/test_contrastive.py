@@ -3,11 +3,13 @@
 import json
 import random
 
+import numpy as np
 import pytest
 
 from pretrain.config.load import load_config
 from pretrain.errors import ConfigError
 from pretrain.preparation.prepare import prepare
+from tests.helpers.cli import run_warm
 from tests.helpers.corpus import write_rows
 from tests.helpers.prepare_config import labels_config
 from tests.helpers.ranks import run_in_ranks
@@ -142,3 +144,29 @@ def test_values_that_do_not_go_together_are_refused(pairs, tmp_path, overrides, 
     with pytest.raises(ConfigError) as error:
         load_config(config, overrides)
     assert message in str(error.value)
+
+
+def test_vectors_of_a_run_are_written_and_measured(alone, tmp_path):
+    rows = list(records(40, 2))
+    documents = write_rows(tmp_path / "d.jsonl", [{"_id": n, "text": row["positive"]} for n, row in enumerate(rows)])
+    queries = write_rows(tmp_path / "q.jsonl", [{"_id": n, "text": row["query"]} for n, row in enumerate(rows)])
+    (tmp_path / "qrels.tsv").write_text("".join(f"{n}\t{n}\t1\n" for n in range(39)))
+    run_path = str(run_dir(alone).path)
+    wrote = run_warm("embed", run_path, str(documents), "--output", "d.npy", cwd=tmp_path)
+    assert wrote.code == 0 and wrote.stdout == "d.npy: 40 vectors of 36 numbers\n"
+    vectors = np.load(tmp_path / "d.npy")
+    np.testing.assert_allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-6)
+    files = ("--retrieval", str(documents), str(queries), str(tmp_path / "qrels.tsv"))
+    measured = run_warm("evaluate", run_path, *files, "--json", cwd=tmp_path)
+    facts = json.loads(measured.stdout)
+    assert (facts["kind"], facts["num_units"], facts["num_left_out"]) == ("retrieval", 39, 1)
+    score = facts["scores"]["MRR@10"]
+    assert 0.2 < score["low"] < score["value"] < score["high"] <= 1
+    against = run_warm("evaluate", run_path, *files, "--compare", run_path, cwd=tmp_path)
+    assert "39 queries, and 1 without a relevant document left out" in against.stdout
+    assert "p 1.0000 (paired bootstrap, 39 queries" in against.stdout
+    pairs = [{"sentence1": row["query"], "sentence2": row["positive"], "score": n % 6} for n, row in enumerate(rows)]
+    similar = run_warm("evaluate", run_path, "--sts", str(write_rows(tmp_path / "s.jsonl", pairs)), cwd=tmp_path)
+    assert similar.code == 0 and "Spearman" in similar.stdout
+    both = run_warm("evaluate", run_path, *files, "--sts", "s.jsonl", cwd=tmp_path)
+    assert both.code != 0 and "ambiguous evaluation target" in both.stderr

@@ -20,8 +20,8 @@ class HeadConfig(Section):
     kind: Annotated[HeadKind, OnResume.NEVER] = "lm"
     """`lm` scores the vocabulary, `labels` scores labels, `spans` each token as the first and as the
     last one of an answer, `choices` a text as the right one of several, `replaced` each token as
-    one that was replaced (ELECTRA), `pixels` predicts those of each patch (MAE), `vectors` returns a
-    vector of each text, `none` the hidden states."""
+    one that was replaced (ELECTRA), `pixels` predicts those of each patch (MAE), `vectors` returns
+    a vector of each text, `none` the hidden states."""
     transform: Annotated[bool, OnResume.NEVER] = False
     """Linear layer, activation and norm of the stack before the scores (BERT, ModernBERT); without
     the norm for `kind: replaced` (ELECTRA)."""
@@ -38,10 +38,11 @@ class HeadConfig(Section):
     labels: Annotated[list[str], OnResume.NEVER] = Field(default_factory=list)
     """Label names, for `kind: labels`. Empty: taken from the data."""
     mean: Annotated[bool, OnResume.ALLOW] = False
-    """For `kind: labels` and `vectors`: the mean over the tokens of a document in the place of its first
-    token (of a decoder its last one); of an image, the mean over its patches."""
+    """For `kind: labels` and `vectors`: the mean over the tokens of a document in the place of its
+    first token (of a decoder its last one); of an image, the mean over its patches."""
     learned_temperature: Annotated[bool, OnResume.NEVER] = False
-    """For `kind: vectors`: divide the temperature of the loss by the exponential of a learned number, at first 0."""
+    """For `kind: vectors`: divide the temperature of the loss by the exponential of a learned
+    number, at first 0."""
     dropout: Annotated[float, OnResume.ALLOW] = Field(default=0.0, ge=0, lt=1)
     """For `kind: labels`, `spans` and `choices`: dropout probability on the input of the scores."""
 

@@ -5,14 +5,14 @@ from typing import Any
 from pretrain.kinds.layout import BESIDE_COLUMNS, Layout
 
 TEXT_BEGINS, IS_QUERY, IS_POSITIVE = 1, 2, 4
-"""Bits of the mark of the first token of each text, a document: a text that is neither is a hard negative."""
+"""Bits of the mark of the first token of a text; neither of the last two: a hard negative."""
 
 _LOW_BITS, _HIGH_BITS = 12, 14
 NUM_GROUPS = 1 << (_LOW_BITS + _HIGH_BITS)
 
 
 def group_marks(group: int) -> tuple[int, int]:
-    """Returns the marks of the first two tokens of a query, which hold the number of its group; 0: none."""
+    """Returns the marks of the first two tokens of a query, of a group; 0: none."""
     return TEXT_BEGINS | IS_QUERY | (group % (1 << _LOW_BITS)) << 3, group >> _LOW_BITS << 1
 
 

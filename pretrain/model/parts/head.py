@@ -7,7 +7,6 @@ import torch
 from torch import Tensor, nn
 
 from pretrain.config.model import ModelConfig
-from pretrain.config.model.any_kind import HeadConfig
 from pretrain.model.parts.feedforward import ACTIVATIONS
 from pretrain.model.parts.norm import build_norm
 
@@ -86,17 +85,19 @@ class VectorHead(nn.Module):
 
     Attributes:
         scores_ids, scores_labels, summarizes: As of `Head`.
+        width: Width of the vectors.
         log_scale: Logarithm of a factor of the cosines of vectors, fp32 [1]. None: 0.
     """
 
     scores_ids = scores_labels = False
     summarizes = True
 
-    def __init__(self, config: HeadConfig) -> None:
+    def __init__(self, config: ModelConfig) -> None:
         super().__init__()
-        self.log_scale = nn.Parameter(torch.empty(1)) if config.learned_temperature else None
+        self.width = config.last_stack.width
+        self.log_scale = nn.Parameter(torch.empty(1)) if config.head.learned_temperature else None
 
-    def forward(self, hidden_PD: Tensor, loss: Callable[[Tensor, Tensor | None], Any] | None = None) -> Any:
+    def forward(self, hidden_PD: Tensor, loss: Callable[..., Any] | None = None) -> Any:
         """Returns the vectors, or the result of `loss` of them and `log_scale` (ZeRO stage 3)."""
         return hidden_PD if loss is None else loss(hidden_PD, self.log_scale)
 

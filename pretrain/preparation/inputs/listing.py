@@ -68,7 +68,8 @@ def list_inputs(inputs: Sequence[InputConfig], kind: DataKind = "text") -> list[
     """
     if not inputs:
         if not LAYOUTS[kind].library_format:
-            raise ConfigError(f"kind={kind} needs inputs: Python's library has none", fix="give --input FILES")
+            text = f"kind={kind} needs inputs: Python's library has none"
+            raise ConfigError(text, fix="give --input FILES")
         return [replace(file, format=LAYOUTS[kind].library_format) for file in list_stdlib()]
     files: dict[object, InputFile] = {}
     for number, config in enumerate(inputs):

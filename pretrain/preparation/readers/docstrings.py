@@ -32,7 +32,8 @@ def read_docstrings(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterat
             tree = ast.parse(source.text)
         except (SyntaxError, ValueError, RecursionError) as error:
             fix = "correct it, or leave such files out (--on-error skip, or on_error of the input)"
-            bad = BadInputError(f"not Python: {error}", where=stream.file.shown, fix=fix, reason=BAD_FIELD)
+            text = f"not Python: {error}"
+            bad = BadInputError(text, where=stream.file.shown, fix=fix, reason=BAD_FIELD)
             yield rule.leave_out(bad, consumed_bytes)
             continue
         for node in ast.walk(tree):
@@ -47,7 +48,10 @@ def read_docstrings(stream: InputStream, piece: Slice, rule: ReadRule) -> Iterat
             yield Document("", b"", consumed_bytes)
 
 
-def _record(node: ast.FunctionDef | ast.AsyncFunctionDef, config: InputConfig) -> dict[str, str] | None:
+_Function = ast.FunctionDef | ast.AsyncFunctionDef
+
+
+def _record(node: _Function, config: InputConfig) -> dict[str, str] | None:
     """Returns the record of a function; None where it has no documentation, or nothing else."""
     query = (ast.get_docstring(node) or "").split("\n\n")[0]
     if len(query.split()) < MIN_WORDS or len(node.body) < 2:

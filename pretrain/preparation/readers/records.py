@@ -15,8 +15,8 @@
                as in SQuAD, places in characters; the first answer counts, and there may be none
     choices    {"question": "...", "choices": ["...", "..."], "label": 0}: the right one's place or
                text; or {"text": [...], "label": ["A", ...]}, and its label
-    triples    {"query": "...", "positive": "...", "negatives": ["...", ...], "group": "..."}: the last two
-               may be absent
+    triples    {"query": "...", "positive": "...", "negatives": ["...", ...], "group": "..."}:
+               the last two may be absent
 
 The names of the fields are options of the input. The caller adds the place to a RecordError.
 """
@@ -354,7 +354,8 @@ def build_triple(record: Mapping[str, Any], config: InputConfig, consumed_bytes:
     texts += _listed(record.get(name))
     for number, text in enumerate(texts[1:]):
         if not isinstance(text, str) or not text.strip():
-            raise RecordError(f"{name}[{number}] is no text", "give each hard negative some words, or leave it out")
+            fix = "give each hard negative some words, or leave it out"
+            raise RecordError(f"{name}[{number}] is no text", fix)
     group = record.get(config.group_field)
     labels = [Label(_number_group(group, config.group_field), 0, 0)]
     start = 0
