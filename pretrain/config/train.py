@@ -113,6 +113,10 @@ class RunSection(Section):
     """Steps between copies of weights and optimizer state in the memory of the machine (/dev/shm),
     three at once, from which a recovery continues where they are newer than the checkpoints. 1: a
     loss costs the step and at most two before it. 0: none."""
+    self_check: Annotated[Literal["auto", "on", "off"], OnResume.FREE] = "auto"
+    """Check of the stack at the first start of a run on each combination of versions (torch, DeepSpeed,
+    CUDA, driver, compiler), on a tiny model of its kinds, about 10 s (docs/doctor.md). `auto`: on GPUs,
+    and on several nodes."""
 
     def _conflicts(self) -> Conflicts:
         if self.recover_every_steps and self.recover == "off":

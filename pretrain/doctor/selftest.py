@@ -13,9 +13,10 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from pretrain.checkpoint.format import list_checkpoints
 from pretrain.config.load import load_config
@@ -31,6 +32,9 @@ from pretrain.utils.io import remove_dir, write_file
 from pretrain.utils.net import reserved_port
 from pretrain.utils.safe_read import parse_json
 from pretrain.utils.units import plural
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 STEPS = 4
 DRILL_STEPS, DRILL_EVERY = 8, 2
@@ -188,21 +192,28 @@ def compare_gradients(plain: Path, compiled: Path) -> Check:
     """Compares gradients of the first step of two runs, of which the first moments are multiples."""
     from pretrain.checkpoint.load import read_pairs
 
+    pairs = [(name, one, other) for name, _, one, other in read_pairs((plain, compiled), _FIRST_MOMENTS)]
+    if not pairs:
+        return Check(_COMPILED, "warn", "left out: this optimizer keeps no mean of gradients", "nothing")
+    apart, worst = farthest(pairs)
+    text = f"gradients of {len(pairs)} parameters within {apart:.1e} of those of plain blocks ({worst})"
+    text += f"; {GRADIENT_TOLERANCE:.0e} is allowed"
+    if apart <= GRADIENT_TOLERANCE:
+        return Check(_COMPILED, "pass", text)
+    return Check(_COMPILED, "fail", text, "use another version of torch, or engine.compile=false", EXIT_DIVERGED)
+
+
+def farthest(pairs: Iterable[tuple[str, "Tensor", "Tensor"]]) -> tuple[float, str]:
+    """Returns the largest relative distance of the second tensor of a name from the first, and the name."""
     norms, distances, sizes = {}, {}, {}
-    for name, _, one, other in read_pairs((plain, compiled), _FIRST_MOMENTS):
+    for name, one, other in pairs:
         norms[name], distances[name] = float(one.norm()), float((other - one).norm())
         sizes[name] = one.numel()
-    if not norms:
-        return Check(_COMPILED, "warn", "left out: this optimizer keeps no mean of gradients", "nothing")
     # The gradient of a bias of keys is 0 but for rounding.
     least = _LEAST_SHARE * math.hypot(*norms.values()) / math.sqrt(sum(sizes.values()))
     apart = {name: distances[name] / max(norm, least * math.sqrt(sizes[name]), TINY) for name, norm in norms.items()}
     worst = max(apart, key=lambda name: apart[name] if math.isfinite(apart[name]) else math.inf)
-    text = f"gradients of {len(norms)} parameters within {apart[worst]:.1e} of those of plain blocks ({worst})"
-    text += f"; {GRADIENT_TOLERANCE:.0e} is allowed"
-    if apart[worst] <= GRADIENT_TOLERANCE:
-        return Check(_COMPILED, "pass", text)
-    return Check(_COMPILED, "fail", text, "use another version of torch, or engine.compile=false", EXIT_DIVERGED)
+    return apart[worst], worst
 
 
 def _failed(name: str, trial: Trial, log: Path) -> Check:

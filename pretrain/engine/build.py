@@ -181,6 +181,14 @@ def start_accelerator(
         ) from error
 
 
+def forget_accelerator() -> None:
+    """Lets this process start another accelerator in the process group that there is."""
+    from accelerate.state import AcceleratorState, GradientState
+
+    AcceleratorState._reset_state(reset_partial_state=True)
+    GradientState._reset_state()
+
+
 def keep_freed_memory() -> None:
     """Has glibc keep the memory of freed tensors, where it gives those above 32 MiB back to the kernel.
 

@@ -31,7 +31,7 @@ _RECORD = {"id": str, "name": str, "created": str, "attempts": list, "rollbacks"
 _ATTEMPT = {
     "number": int, "started": str, "ended": str, "exit_code": int, "reason": str, "host": str, "pid": int,
     "world_size": int, "from_step": int, "committed_step": int, "versions": dict, "slurm": dict, "recovery": dict,
-    "numerics": dict, "ranks": list,
+    "numerics": dict, "ranks": list, "self_check": dict,
 }  # fmt: skip
 _RECOVERY = {"number": int, "lost": str, "seconds": float}
 _ROLLBACK = {"to": int, "automatic": bool, "set_aside": list}

@@ -31,6 +31,7 @@ from pretrain.engine.build import (
     build_engine,
     builds_sharded,
     fill_sharded,
+    forget_accelerator,
     import_packages,
     start_accelerator,
 )
@@ -58,6 +59,7 @@ from pretrain.training.claim import Claim, agree_on_versions, begin, check_data,
 from pretrain.training.downstream import DownstreamTasks, build_tasks
 from pretrain.training.fitted import cluster_of, fit_engine, fit_loss
 from pretrain.training.health.rank_health import RankHealth
+from pretrain.training.health.self_check import check_stack
 from pretrain.training.initial_weights import InitialWeights, open_start
 from pretrain.training.layer_norms import LayerNorms
 from pretrain.training.reference import with_reference
@@ -115,16 +117,25 @@ class Run:
     recovery: Recovery = field(default_factory=read_recovery)
 
 
-def _meet(config: RunConfig, plan: BatchPlan, world: World, progress: Progress) -> "Accelerator":
+def _meet(
+    claim: Claim, plan: BatchPlan, world: World, progress: Progress
+) -> tuple["Accelerator", dict[str, Any]]:  # fmt: skip
+    """Meets the other ranks; returns the accelerator, and the stack if it has been checked."""
+    config = claim.config
     engine = config.engine.on(world.size)
     progress.enter("import")
     show_phase("importing the engine")
     import_packages(engine)
     progress.enter("meet")
     num = count_parameters(config.model)
-    accelerator = start_accelerator(engine, config.optim.grad_clip, plan, num, world)
+    start = partial(start_accelerator, engine, config.optim.grad_clip, plan, num, world)
+    accelerator = start()
     agree_on_versions(world)
-    return accelerator
+    progress.enter("compile")
+    if checked := check_stack(config, claim.folder, world, accelerator.device):
+        forget_accelerator()
+        accelerator = start()
+    return accelerator, checked
 
 
 def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) -> tuple[Run, TrainState]:
@@ -132,7 +143,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     config, folder, dataset = claim.config, claim.folder, claim.dataset
     plan = config.plan_ranks(world.size)
     optim, clip = config.optim, config.optim.grad_clip
-    accelerator = _meet(config, plan, world, progress)
+    accelerator, checked = _meet(claim, plan, world, progress)
     progress.enter("load")
     config = resolve_with_ranks(config, folder, world, progress)
     claim = replace(claim, config=config)
@@ -165,7 +176,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     state = _restore(start, dataset, engine, checkpoints, size)
 
     on_cuda = accelerator.device.type == "cuda"
-    record = begin(claim, world, {**topology, **_facts_of_start(accelerator.device, state)})
+    record = begin(claim, world, {**topology, **_facts_of_start(accelerator.device, state), **checked})
     claim = with_reference(claim, plan, world, engine, state, progress)
     samples = SourceStreams(dataset, claim.stores, config.data, config.lengths, plan.rows, config.seed)
     skips = agree_on_skips(folder, record, state, world.is_main)

@@ -41,7 +41,7 @@ _Signs = dict[tuple[int, str], float]
 
 @contextmanager
 def timed_waits(own: OwnTime, *, is_wanted: bool) -> Iterator[None]:
-    """Leaves waits for collectives out of a rank's time, where forward passes have some: at ZeRO 3."""
+    """Leaves waits for collectives out of a rank's time, where forward passes have some."""
     if not is_wanted:
         yield
         return
@@ -104,7 +104,7 @@ class RankHealth:
         return places
 
     def _leak(self) -> float:
-        """Returns bytes a step by which the memory of this rank grows to its end; 0: it does not."""
+        """Returns bytes a step by which the memory of this rank grows to its end; 0: it is well."""
         growth = self._memory.bytes_a_step
         if not growth or (self._world.rank, "growth") in self._signs:
             return growth
@@ -179,6 +179,6 @@ class RankHealth:
         return f"{facts['place']}: {slow}{state}"
 
     def metrics(self) -> dict[str, float]:
-        """Returns `slow_rank/R`, in times the median of others, and `memory_growth/R`, bytes a step."""
+        """Returns `slow_rank/R`, over the median of others, and `memory_growth/R`, bytes a step."""
         names = {"slow": "slow_rank", "growth": "memory_growth"}
         return {f"{names[kind]}/{rank}": value for (rank, kind), value in self._signs.items()}
