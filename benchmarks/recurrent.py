@@ -1,4 +1,4 @@
-"""Why did the Transformer win? It against torch's RNN, GRU and LSTM of one and of several layers, at equal parameters.
+"""Why did the Transformer win? It against torch's RNN, GRU and LSTM, and layers with a state, at equal parameters.
 
     speed    tokens/s of forward and backward, against the length of a row, as many tokens a step at each
     loss     validation loss after an equal time of training, on a shard folder of text
@@ -38,6 +38,12 @@ from pretrain.types import Batch
 
 TRANSFORMER = "transformer"
 RECURRENT = {f"{cell} x{layers}": (cell, layers) for cell in ("rnn", "gru", "lstm") for layers in (1, 3)}
+STATES: dict[str, dict[str, Any]] = {
+    "gated delta net": {"mixers": ["delta"]},
+    "mamba 2": {"mixers": ["mamba2"], "mamba2": {"head_width": 32, "state_width": 64}},
+    "hybrid": {"mixers": ["delta", "attention"]},
+}
+"""Layers with a state in the place of attention, of all layers or of every second."""
 WIDTHS = range(16, 2048, 4)
 RECALL_ROW = 2 * PAIRS + max(FILLERS) + 16
 RECALL_LAYERS = 2
@@ -53,7 +59,8 @@ def plan_arms(
     names: list[str], vocab_size: int, max_seq_len: int, width: int, layers: int, given: dict[str, Any] | None = None
 ) -> dict[str, dict[str, Any]]:
     """Returns the `model:` section of each arm that is named: a Transformer of `layers` layers with the `given` keys,
-    and recurrent models as large, embeddings counted (they are tied), to the nearest width that is a multiple of 4.
+    and recurrent models as large, embeddings counted (they are tied), to the nearest width that is a multiple of 4;
+    or layers with a state, as wide as the Transformer, with the feed-forward width that makes them as large.
     """
     shared = {"vocab_size": vocab_size, "max_seq_len": max_seq_len, "tied_embeddings": True}
     given = given or {}
@@ -66,6 +73,10 @@ def plan_arms(
             {**shared, "kind": "recurrent", "decoder": {"cell": cell, "layers": depth, "width": each}}
             for each in WIDTHS
         ]
+        arms[name] = min(sizes, key=lambda section: abs(count_parameters(parse_model(section)) - wanted))
+    for name, keys in STATES.items():
+        plain = {"layers": layers, "width": width, "heads": width // 32, **keys}
+        sizes = [{**shared, "decoder": {**plain, "ff_width": each}} for each in range(8, 4 * width, 8)]
         arms[name] = min(sizes, key=lambda section: abs(count_parameters(parse_model(section)) - wanted))
     return {name: arms[name] for name in names}
 
@@ -219,8 +230,8 @@ def main() -> None:
     parser.add_argument("question", choices=("speed", "loss", "recall"))
     parser.add_argument("--output", type=Path, default=Path("runs/recurrent"))
     parser.add_argument("--data", type=Path, default=Path("data/stdlib"), help="loss: a shard folder of text")
-    names = (TRANSFORMER, *RECURRENT)
-    parser.add_argument("--arms", nargs="+", choices=names, default=list(names))
+    names = (TRANSFORMER, *RECURRENT, *STATES)
+    parser.add_argument("--arms", nargs="+", choices=names, default=[TRANSFORMER, *RECURRENT])
     parser.add_argument("--width", type=int, default=256, help="of the Transformer: a multiple of 32")
     parser.add_argument("--layers", type=int, default=4, help="speed, loss: of the Transformer")
     parser.add_argument("--budget-s", type=float, default=1200.0, help="loss, recall: CPU seconds of training an arm")
@@ -241,7 +252,7 @@ def main() -> None:
         arguments.documents, arguments.recall_documents, arguments.lengths = 2000, 20, [32, 64]
         arguments.tokens, arguments.rounds, arguments.vocab_size = 256, 2, 256
         if arguments.question != "speed":
-            arguments.arms = [TRANSFORMER, "lstm x1"]
+            arguments.arms = [TRANSFORMER, "lstm x1", "hybrid"]
     row = answer(arguments) | {"quick": arguments.quick, "environment": environment(("torch",))}
     arguments.output.mkdir(parents=True, exist_ok=True)
     with (arguments.output / "rows.jsonl").open("a") as file:

@@ -6,6 +6,7 @@ from pretrain.errors import ConfigError
 from pretrain.families import FAMILIES
 from pretrain.families.config_json import CONFIG
 from pretrain.families.family import Family
+from pretrain.families.hybrids import LACKING
 from pretrain.utils.units import listed
 
 _SHOWN = 8
@@ -59,6 +60,14 @@ def unknown_model_type(values: dict[str, Any]) -> ConfigError:
 
     Keys without a value, a feature that is off say, count for no difference.
     """
+    if reason := LACKING.get(str(values.get("model_type"))):
+        tiny = {name: family.sizes[family.tiny].values for name, family in FAMILIES.items()}
+        hybrids = [name for name, one in tiny.items() if "mixers" in one.get("decoder", {})]
+        return ConfigError(
+            f"model_type={values['model_type']!r} cannot be represented: {reason}",
+            where=CONFIG,
+            fix=f"use another hybrid: {', '.join(hybrids)}",
+        )
     theirs = {key for key, value in values.items() if value and not key.endswith("token_id")}
     theirs -= _GENERAL
     read = {name: _keys_of(family) for name, family in FAMILIES.items()}

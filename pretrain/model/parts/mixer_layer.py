@@ -34,7 +34,7 @@ class MixerLayer(nn.Module):
 
     Attributes:
         sizes: Values of the layer, with the heads that this rank's matrices have.
-        fused: Rows of each matrix of the parameters that are several, of all ranks.
+        fused: Rows of each matrix of the parameters that are several, as this rank has them.
         draws: Initial values (`Mixer`).
         shared: Ranks that share its matrices, `TensorRanks`. None: there are none.
         group: Ranks that share its rows. None: there are none.
@@ -57,6 +57,7 @@ class MixerLayer(nn.Module):
         """Leaves this rank its part of the heads, of those that share matrices."""
         self.shared = ranks
         self.sizes = self.sizes.of_rank(ranks.size)
+        self.fused = {name: tuple(row // ranks.size for row in rows) for name, rows in self.fused.items()}
 
     def gather(self, x_BtD: Tensor) -> Tensor:
         """Returns the columns of all ranks that share matrices. Collective."""

@@ -120,6 +120,21 @@ def test_a_config_without_a_key_of_any_family_lists_the_known_ones(llama):
     assert message.startswith(f"{llama}/config.json: model_type=None is not known; known: gpt2, llama, ")
 
 
+@pytest.mark.parametrize(
+    ("model_type", "reason"),
+    [
+        ("kimi_linear", "decays each dimension of a key apart"),
+        ("nemotron_h", "a mixer or a feed-forward layer each"),
+        ("falcon_h1", "attention and Mamba-2 side by side"),
+        ("zamba2", "layers of attention share weights"),
+    ],
+)
+def test_a_hybrid_that_no_keys_represent_is_refused_with_the_reason(model_type, reason):
+    message = str(unknown_model_type({"model_type": model_type, "hidden_size": 64}))
+    assert f"model_type='{model_type}' cannot be represented: its" in message and reason in message
+    assert message.endswith("use another hybrid: olmo_hybrid, qwen3_next, bamba, lfm2, granitemoehybrid, mamba2")
+
+
 @pytest.mark.parametrize("model_type", FAMILIES)
 def test_the_keys_of_a_family_are_known_to_the_nearest(model_type):
     values = FAMILIES[model_type].write_config(tiny(TINY[model_type]))

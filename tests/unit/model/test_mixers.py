@@ -122,6 +122,26 @@ def test_chunks_of_a_state_space_equal_one_token_at_a_time(length, parts):
     torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
 
 
+@pytest.mark.parametrize(("length", "before"), [(1, False), (2, False), (9, False), (9, True), (1, True)])
+def test_a_convolution_has_the_gradients_of_its_sum_of_taps(length, before):
+    channels, kernel = 3, 4
+    convolution = ShortConvolution(channels, kernel, bias=True).double()
+    torch.nn.init.normal_(convolution.weight)
+    torch.nn.init.normal_(convolution.bias)
+    documents = torch.arange(-3, length).expand(2, -1) // 3
+    x = torch.randn(2, length + 3 * before, channels, dtype=torch.float64, requires_grad=True)
+    padded = x if before else torch.nn.functional.pad(x, (0, 0, 3, 0))
+    rows = [convolution.bias.expand(2, length, channels)]
+    for place, weight in enumerate(convolution.weight.unbind(1)):
+        same = documents[:, place : place + length] == documents[:, 3:]
+        rows.append(padded[:, place : place + length] * weight * same[..., None])
+    results = []
+    for result in (convolution(x, documents, length), sum(rows)):
+        loss = (result * torch.linspace(1, 2, result.numel(), dtype=result.dtype).view_as(result)).sum()
+        results.append([result, *torch.autograd.grad(loss, [x, *convolution.parameters()])])
+    torch.testing.assert_close(*results, rtol=1e-12, atol=1e-12)
+
+
 def test_decays_that_leave_nothing_are_no_overflow():
     inputs = random_inputs(130)._replace(log_decay_BTN=torch.full((2, 130, 6), -1e4, dtype=torch.float64))
     result, state = gated_delta_rule(inputs)
