@@ -101,6 +101,14 @@ def preferences(tmp_path_factory, base) -> Path:
 
 
 @pytest.fixture(scope="module")
+def few(tmp_path_factory) -> Path:
+    """Shards of some preferences, which no run reads."""
+    folder = tmp_path_factory.mktemp("few") / "shards"
+    prepare(folder, "preferences", pairs_of(9, 1), pairs_of(3, 2), "{vocab_size: 300}")
+    return folder / "data"
+
+
+@pytest.fixture(scope="module")
 def runs(tmp_path_factory, base, preferences) -> RunMaker:
     folder = tmp_path_factory.mktemp("dpo")
     maker = RunMaker(folder, preferences, DPO.replace("BASE_RUN", str(base.folder("base").path)))
@@ -281,9 +289,8 @@ def test_pairs_that_are_longer_than_a_row_are_counted_or_refused(runs, tmp_path)
         (["data.packing=concat"], "data.packing=concat cuts documents"),
     ],
 )
-def test_what_cannot_be_is_refused(tmp_path, overrides, message):
-    prepare(tmp_path / "shards", "preferences", pairs_of(9, 1), pairs_of(3, 2), "{vocab_size: 300}")
-    maker = RunMaker(tmp_path, tmp_path / "shards/data", DPO)
+def test_what_cannot_be_is_refused(tmp_path, few, overrides, message):
+    maker = RunMaker(tmp_path, few, DPO)
     (tmp_path / "BASE_RUN").mkdir()
     (tmp_path / "BASE_RUN/config.json").write_text("{}")  # what begins a run must be there, and is read last
     result = run_warm("train", str(maker.config("refused")), "model.preset=llama-tiny", *overrides, cwd=tmp_path)

@@ -8,7 +8,7 @@ import pytest
 from pretrain import cli
 from pretrain.shards.index import load_index
 from pretrain.utils.io import set_fault_hook
-from tests.helpers.cli import run_cli, run_warm
+from tests.helpers.cli import run_warm
 from tests.helpers.corpus import digests, write_corpus
 
 CONFIG = """\
@@ -26,7 +26,7 @@ def folder(tmp_path):
 
 
 def test_a_config_and_options_that_say_the_same_write_the_same(folder):
-    by_config = run_cli("prepare", "a.yaml", cwd=folder)
+    by_config = run_warm("prepare", "a.yaml", cwd=folder)
     options = ["--output", "by_options", "--vocab-size", "300", "--processes", "1"]
     by_options = run_warm("prepare", "--input", "in", *options, cwd=folder)
     assert (by_config.code, by_options.code) == (0, 0), by_config.stderr + by_options.stderr

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from tests.helpers.cli import run_cli
+from tests.helpers.fork_server import ROOT
 from tests.helpers.runs import RunMaker
 
 HEAVY = (
@@ -84,6 +85,22 @@ def test_the_help_comes_without_the_parser_of_configs():
     names = [line.rpartition("|")[2].strip() for line in done.stderr.splitlines() if line.startswith("import time:")]
     assert not {"pydantic", "pydantic_core", "yaml", "numpy", "pretrain.run.folder"} & set(names)
     assert len(names) <= 400
+
+
+ON_A_LOGIN_NODE = {
+    "pretrain.shards.index": {"torch", "numpy"}, "pretrain.config.presets": {"torch"}, "pretrain.run.lease": {"torch"},
+    "pretrain.plan.flops": {"torch"}, "pretrain.plan.memory": {"torch"}, "pretrain.plan.params": {"torch"},
+    "pretrain.training.rollback": {"torch"},
+}  # fmt: skip
+"""Modules, and packages that must not come with them and those before."""
+
+
+def test_what_a_login_node_reads_comes_without_torch():
+    names = [*ON_A_LOGIN_NODE]
+    code = f"import importlib, sys\nfor name in {names}:\n    importlib.import_module(name); print(*sys.modules)"
+    done = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True, cwd=ROOT)
+    for line, (name, heavy) in zip(done.stdout.splitlines(), ON_A_LOGIN_NODE.items(), strict=True):
+        assert not heavy & set(line.split()), name
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import importlib
 import os
-import subprocess
 import sys
 from datetime import timedelta
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from pretrain.config.engine import JOB_GPUS, EngineConfig
 from pretrain.dist import World
 from pretrain.engine.build import bind_to_numa_node, deepspeed_config, pick_device, start_accelerator
 from pretrain.errors import ConfigError, LaunchError
+from tests.helpers.warm_python import run_python
 from tests.unit.engine.toy import PLAN
 
 PARAMETERS = 30_000
@@ -268,7 +268,8 @@ for first in (int, keep_freed_memory):
 
 
 def test_the_memory_of_a_step_serves_the_next():
-    done = subprocess.run([sys.executable, "-c", FAULTS_OF_A_STEP], capture_output=True, text=True, check=True)
+    done = run_python(FAULTS_OF_A_STEP)
+    assert done.code == 0, done.stderr
     counts = map(int, done.stdout.split())
     fresh, kept = counts
     assert fresh > 64  # large pages, where the kernel has them, or 49,152 small ones
