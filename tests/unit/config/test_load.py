@@ -363,23 +363,27 @@ MARKUP_LIKE = ["a: b", "[x", "{", "'", '"', "#", " x", "x ", "- a", "&a", "*a", 
 LOOKALIKES = st.sampled_from([*NUMBER_LIKE, *MARKUP_LIKE])
 
 
-@settings(max_examples=60)
-@given(path=PLAIN | LOOKALIKES, lr=st.floats(1e-30, 1e30), steps=st.integers(21, 10**15))
-def test_a_dumped_config_loads_as_the_same_config(tmp_path_factory, path, lr, steps):
-    folder = tmp_path_factory.mktemp("dump")
-    (folder / "a.yaml").write_text(BASE)
-    config = load_config(folder / "a.yaml")
-    config = config.model_copy(
-        update={
-            "data": config.data.model_copy(update={"path": expand_home(path)}),
-            "optim": config.optim.model_copy(update={"lr": lr}),
-            "train": config.train.model_copy(update={"steps": steps}),
-            "extend": [path],
-        }
-    )
-    for changed in (False, True):
-        (folder / "b.yaml").write_text(dump_config(config, changed=changed), encoding="utf-8")
-        assert load_config(folder / "b.yaml", extensions="ignore") == config
+@pytest.mark.parametrize("examples", [25, pytest.param(60, marks=pytest.mark.long)])
+def test_a_dumped_config_loads_as_the_same_config(tmp_path, examples):
+    (tmp_path / "a.yaml").write_text(BASE)
+    base = load_config(tmp_path / "a.yaml")
+
+    @settings(max_examples=examples)
+    @given(path=PLAIN | LOOKALIKES, lr=st.floats(1e-30, 1e30), steps=st.integers(21, 10**15))
+    def check(path, lr, steps):
+        config = base.model_copy(
+            update={
+                "data": base.data.model_copy(update={"path": expand_home(path)}),
+                "optim": base.optim.model_copy(update={"lr": lr}),
+                "train": base.train.model_copy(update={"steps": steps}),
+                "extend": [path],
+            }
+        )
+        for changed in (False, True):
+            (tmp_path / "b.yaml").write_text(dump_config(config, changed=changed), encoding="utf-8")
+            assert load_config(tmp_path / "b.yaml", extensions="ignore") == config
+
+    check()
 
 
 @pytest.mark.parametrize("recipe", [one.short for one in list_recipes(["run"])])

@@ -8,6 +8,7 @@ from pretrain.engine import replicated
 from pretrain.optim.build import build_optimizer
 from pretrain.optim.groups import group_parameters
 from tests.helpers.fake_deepspeed import DTYPES
+from tests.helpers.tables import pairwise
 from tests.helpers.thread_ranks import Ranks
 from tests.unit.engine.toy import SHAPES, Toy, adamw, assemble, fakes, load, train, working
 
@@ -73,9 +74,7 @@ def test_a_rank_knows_where_its_parts_of_parameters_lie(stage, spans):
         assert [tuple(piece.span) for piece in store._pieces] == expected
 
 
-@pytest.mark.parametrize("stage", range(4))
-@pytest.mark.parametrize("other_stage", range(4))
-@pytest.mark.parametrize("size", [1, 2, 3, 4])
+@pairwise(size=[1, 2, 3, 4], other_stage=range(4), stage=range(4))
 def test_what_one_layout_saved_another_loads_and_goes_on_alike(size, stage, other_stage):
     """Every stage from every stage and world size; precisions and the other world size take turns."""
     other_size = 1 + (size + other_stage) % 4

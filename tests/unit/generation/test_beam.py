@@ -8,6 +8,7 @@ from pretrain.errors import ConfigError
 from pretrain.generation.beam import Beams, beam_search
 from pretrain.generation.constraints import Constraints
 from pretrain.generation.sampling import generate
+from tests.helpers.tables import alternating
 from tests.unit.generation.models import PRESETS, log_prob_of, random_prompts, read_again, tiny_model
 
 VOCAB = 5
@@ -43,8 +44,7 @@ def best_first(found, length_penalty):
     return sorted(scored, key=lambda pair: -pair[0])
 
 
-@pytest.mark.parametrize("length_penalty", [0.0, 1.0, 2.0, -1.0])
-@pytest.mark.parametrize("preset", ["llama-tiny", "t5-tiny"])
+@pytest.mark.parametrize(("length_penalty", "preset"), alternating([0.0, 1.0, 2.0, -1.0], ["t5-tiny", "llama-tiny"]))
 def test_enough_beams_find_the_best_of_all_continuations(preset, length_penalty):
     model, (prompt,) = tiny_model(preset, vocab_size=VOCAB, scale=1.5), random_prompts([6], vocab_size=VOCAB)
     constraints = Constraints(STEPS, eos_ids=(EOS,))

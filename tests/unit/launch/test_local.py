@@ -12,6 +12,7 @@ import pytest
 
 from pretrain_launch.local import STOP_SIGNALS
 from tests.helpers.processes import is_running
+from tests.helpers.tables import thinned
 from tests.helpers.waiting import finish, wait_until
 
 ROOT = Path(__file__).parents[3]
@@ -113,7 +114,7 @@ def wait_until_dead(pids: list[int]) -> None:
     wait_until(lambda: not any(is_running(pid) for pid in pids), "the end of all ranks")
 
 
-@pytest.fixture(params=["programs", "forks"])
+@pytest.fixture(params=[pytest.param("programs", marks=pytest.mark.long), "forks"])
 def start(request, tmp_path):
     """Starts a job, with other waits of the launcher if any are given, and ends what is left of it."""
     jobs: list[Job] = []
@@ -146,7 +147,12 @@ def test_ranks_that_were_stopped_end_the_job_with_the_resume_code(start):
     assert start("sys.exit(75 if rank == 1 else 0)").end()[0] == 75
 
 
-@pytest.mark.parametrize("culprit", [0, 1, 2])
+EITHER = pytest.mark.parametrize("start", ["programs", "forks"], indirect=True)
+"""For what the gate tries with ranks that are programs, too: who supervises them is the same."""
+
+
+@EITHER
+@pytest.mark.parametrize("culprit", thinned(range(3), 2))
 def test_a_killed_rank_takes_the_others_along_and_is_named(start, culprit):
     job = start(
         "note('started'); wait_for('started.0', 'started.1', 'started.2')\n"
@@ -221,7 +227,10 @@ def test_ranks_that_ignore_the_request_to_end_are_killed(start):
     assert all(len(pids) == 1 for pids in job.noted("asked").values())
 
 
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGUSR1])
+@EITHER
+@pytest.mark.parametrize(
+    "number", [signal.SIGTERM, pytest.param(signal.SIGINT, marks=pytest.mark.long), signal.SIGUSR1]
+)
 def test_a_stop_signal_reaches_every_rank_once(start, number):
     job = start(
         f"signal.signal({int(number)}, lambda *_: note('asked')); {ANSWERS}note('started')\n"
@@ -299,6 +308,7 @@ PROGRAM = (
 )
 
 
+@EITHER
 def test_a_killed_launcher_leaves_no_rank_and_nothing_that_a_rank_has_started(start):
     job = start(PROGRAM + CHILD)
     job.wait_for("child")
@@ -352,6 +362,7 @@ def test_a_killed_rank_leaves_nothing_that_it_has_started(start):
     wait_until_dead([pid for pids in job.noted("child").values() for pid in pids])
 
 
+@EITHER
 def test_logs_of_earlier_attempts_are_kept(start):
     for _ in range(2):
         job = start("print('hello from', rank)")

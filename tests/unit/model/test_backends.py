@@ -88,19 +88,23 @@ def random_masks(draw):
     return AttentionMask(**mask), rows, queries, keys
 
 
-@settings(max_examples=250)
-@given(
-    drawn=random_masks(),
-    block=st.sampled_from([1, 2, 5, 128]),
-    call_pairs=st.sampled_from([0, 20, 5000]),
-    biased=st.booleans(),
-)
-def test_sdpa_agrees_with_the_reference_for_any_mask_and_block(drawn, block, call_pairs, biased):
-    mask, rows, queries, keys = drawn
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(backends.sdpa, "BLOCK", block)
-        patch.setattr(backends.sdpa, "CALL_PAIRS", call_pairs)
-        check_against_eager("sdpa", mask, inputs(queries, keys, rows=rows), biased=biased, tolerance=1e-11)
+@pytest.mark.parametrize("examples", [80, pytest.param(250, marks=pytest.mark.long)])
+def test_sdpa_agrees_with_the_reference_for_any_mask_and_block(examples):
+    @settings(max_examples=examples)
+    @given(
+        drawn=random_masks(),
+        block=st.sampled_from([1, 2, 5, 128]),
+        call_pairs=st.sampled_from([0, 20, 5000]),
+        biased=st.booleans(),
+    )
+    def check(drawn, block, call_pairs, biased):
+        mask, rows, queries, keys = drawn
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(backends.sdpa, "BLOCK", block)
+            patch.setattr(backends.sdpa, "CALL_PAIRS", call_pairs)
+            check_against_eager("sdpa", mask, inputs(queries, keys, rows=rows), biased=biased, tolerance=1e-11)
+
+    check()
 
 
 CAPPED = replace(NEEDS, score_cap=0.7)

@@ -113,16 +113,20 @@ def predicts_further(shape, kind, stack):
     return shape == ["decoder"] and kind == "lm" and not any(tables)
 
 
-@given(models())
-@settings(max_examples=150)
-def test_every_part_has_as_many_parameters_as_the_built_model(config):
-    model = build_model(config, PLAIN_ENGINE, torch.device("meta"))
-    built: Counter[str] = Counter()
-    for name, parameter in model.named_parameters():
-        built[part_of(name)] += parameter.numel()
-    counted = count_parts(config)
-    assert {part: count for part, count in counted.items() if count} == dict(built)
-    assert count_parameters(config) == sum(parameter.numel() for parameter in model.parameters())
+@pytest.mark.parametrize("examples", [60, pytest.param(150, marks=pytest.mark.long)])
+def test_every_part_has_as_many_parameters_as_the_built_model(examples):
+    @given(models())
+    @settings(max_examples=examples)
+    def check(config):
+        model = build_model(config, PLAIN_ENGINE, torch.device("meta"))
+        built: Counter[str] = Counter()
+        for name, parameter in model.named_parameters():
+            built[part_of(name)] += parameter.numel()
+        counted = count_parts(config)
+        assert {part: count for part, count in counted.items() if count} == dict(built)
+        assert count_parameters(config) == sum(parameter.numel() for parameter in model.parameters())
+
+    check()
 
 
 @pytest.mark.parametrize("gated", [True, False])

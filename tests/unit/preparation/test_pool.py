@@ -131,6 +131,7 @@ def test_a_worker_whose_threads_do_not_run_dies_with_its_parent_too(tmp_path):
         wait_until(lambda: not is_running(worker), "the worker's end")
 
 
+@pytest.mark.long
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_killed_worker_ends_the_run_with_advice_and_keeps_finished_parts(tmp_path, running_pool, corpus, expected):
     os.kill(workers_of(running_pool.pid)[0], signal.SIGKILL)

@@ -9,6 +9,7 @@ from pretrain.errors import DataError
 from pretrain.tokenizer import template_sandbox
 from pretrain.tokenizer.chat_template import load_chat_template
 from pretrain.tokenizer.template_sandbox import TemplateSandbox, sandbox
+from tests.helpers.tables import thinned
 
 MEMORY = "takes more than 128 MiB of memory"
 TOO_MUCH = f"takes more than 0.1 s of CPU|{MEMORY}"  # whichever comes first on a machine
@@ -72,8 +73,14 @@ def render(template, one=None):
     return found.error or found.rest
 
 
-@pytest.mark.parametrize(("template", "message"), BOMBS.values(), ids=BOMBS)
-def test_a_template_that_takes_too_much_is_refused_in_a_line(template, message, limits):
+# The limits are the kernel's: others of CPU and memory meet the same ones.
+IN_GATE = {"loops", "power", "doubled text", "equal lists of lists", "tojson", "width of format", "of a prompt alone",
+           "of tools alone", "parentheses", "macro", "long text"}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", thinned(BOMBS, len(BOMBS), IN_GATE))
+def test_a_template_that_takes_too_much_is_refused_in_a_line(name, limits):
+    template, message = BOMBS[name]
     # At once, as of strangers' folders: the first rendering is that of `load_chat_template`.
     with pytest.raises(DataError, match=f"^the chat template ({message}); choose another") as caught:
         load_chat_template({"jinja": template, "bos_token": "<s>"})

@@ -65,6 +65,7 @@ def test_values_that_are_not_finite_are_null_in_strict_json(tmp_path):
     assert row == {"step": 1, "loss": None, "grad_norm": None}
 
 
+@pytest.mark.long
 def test_a_resumed_run_has_each_step_once_in_the_file_and_in_wandb(tmp_path):
     """Killed after step 8, the last commit at 5: 6 to 8 come twice, in the same process as in another."""
     for first, last, committed in ((1, 8, 0), (6, 12, 5)):

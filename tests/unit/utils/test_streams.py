@@ -13,6 +13,7 @@ import pytest
 from pretrain.cli import run
 from tests.helpers.broken_streams import KINDS, bare_environment, broken
 from tests.helpers.fork_server import ROOT
+from tests.helpers.tables import thinned
 from tests.helpers.waiting import LIMIT_S
 
 MEETING = '{"address": "", "port": 1, "nodes": [], "ranks_per_node": 1, "identity": ""}'
@@ -45,8 +46,8 @@ def run_broken(command: list[str], stdout: str, stderr: str, **environment: str)
         (["config", RECIPE], "full", 74, REFUSED),  # less than a buffer: it is refused when all is done
         (["plan", RECIPE], "full", 74, REFUSED),  # more, written by rich
         (["config", RECIPE], "unread", 141, ""),
-        (["plan", RECIPE], "unread", 141, ""),
-        (["--help"], "unread", 141, ""),
+        pytest.param(["plan", RECIPE], "unread", 141, "", marks=pytest.mark.long),
+        pytest.param(["--help"], "unread", 141, "", marks=pytest.mark.long),
         (["config", RECIPE], "closed", 0, ""),
         (
             ["config", "none.yaml"],
@@ -69,7 +70,7 @@ def test_an_answer_is_not_lost_in_silence_where_python_does_not_buffer_it():
     assert (done.returncode, done.stderr) == (74, REFUSED)
 
 
-@pytest.mark.parametrize("stderr", [*KINDS, "closed"])
+@pytest.mark.parametrize("stderr", thinned([*KINDS, "closed"], 3))
 def test_an_error_that_nobody_can_be_told_of_keeps_its_code_and_does_not_come_among_the_answers(stderr):
     done = run_broken([*COMMAND, "config", "none.yaml"], "kept", stderr)
     assert (done.returncode, done.stdout) == (64, "")
@@ -82,7 +83,7 @@ def test_an_error_that_nobody_can_be_told_of_keeps_its_code_and_does_not_come_am
         (["pretrain_launch.node", "none.json", MEETING, "none"], {}, 64),
         (["pretrain_launch.rank", "none.yaml", "logs", "exits"], {"RANK": "0"}, 64),
         (["pretrain_launch.rendezvous", "nonce", "1"], {}, 0),
-        (["pretrain", "train", "none.yaml"], {}, 64),
+        pytest.param(["pretrain", "train", "none.yaml"], {}, 64, marks=pytest.mark.long),
         (["pretrain", "launch", "local", "none.yaml"], {}, 64),
     ],
     ids=lambda value: " ".join(value[:2]) if isinstance(value, list) else "",
