@@ -54,7 +54,7 @@ def builds_sharded(config: EngineConfig) -> bool:
 
 def fill_sharded(
     model: nn.Module,
-    draw: Callable[[str, torch.Size], Tensor],
+    draw: Callable[[str, torch.Size], Tensor | None],
     config: EngineConfig,
     accelerator: "Accelerator",
     world: World,
@@ -63,7 +63,7 @@ def fill_sharded(
 
     A rank never has more than its shares and one whole parameter in memory. Parameter objects stay
     the same, so that names and optimizer groups built before remain valid. `draw` returns the whole
-    initial value of a parameter, the same on every rank.
+    initial value of a parameter, the same on every rank; None: zeros.
     """
     import deepspeed
 
@@ -72,7 +72,11 @@ def fill_sharded(
     parameter: Any
     for name, parameter in model.named_parameters():
         part = part_of(parameter)
-        value = part.take(draw(name, part.whole(parameter.shape))).to(accelerator.device, dtype)
+        drawn = draw(name, part.whole(parameter.shape))
+        if drawn is None:
+            value = torch.zeros(parameter.shape, dtype=dtype, device=accelerator.device)
+        else:
+            value = part.take(drawn).to(accelerator.device, dtype)
         torch.utils.swap_tensors(parameter, nn.Parameter(value, requires_grad=parameter.requires_grad))
         if part.ranks > 1:  # a swap takes the attributes, too
             parameter.part = part
@@ -88,7 +92,9 @@ def fill_sharded(
         else:
             shard([parameter])
     for name, buffer in model.named_buffers():  # biases of experts: whole on every rank, in fp32
-        torch.utils.swap_tensors(buffer, draw(name, buffer.shape).to(accelerator.device))
+        drawn = draw(name, buffer.shape)
+        drawn = torch.zeros(buffer.shape) if drawn is None else drawn
+        torch.utils.swap_tensors(buffer, drawn.to(accelerator.device))
 
 
 def pick_device(config: EngineConfig) -> str:

@@ -214,14 +214,15 @@ def named_weights(model: nn.Module) -> Iterator[tuple[str, Tensor]]:
 
 
 @torch.no_grad()
-def fill_weights(model: nn.Module, draw: Callable[[str, torch.Size], Tensor]) -> None:
+def fill_weights(model: nn.Module, draw: Callable[[str, torch.Size], Tensor | None]) -> None:
     """Overwrites every weight in place, one at a time; costs one fp32 copy of the largest.
 
-    `draw` returns a whole parameter, of which this rank may have a part.
+    `draw` returns a whole parameter, of which this rank may have a part; None: zeros.
     """
     for name, weight in named_weights(model):
         part = part_of(weight)
-        weight.copy_(part.take(draw(name, part.whole(weight.shape))))
+        value = draw(name, part.whole(weight.shape))
+        weight.zero_() if value is None else weight.copy_(part.take(value))
 
 
 def _missing_for_triton() -> str:

@@ -238,9 +238,9 @@ def _facts_of_start(device: torch.device, state: TrainState) -> dict[str, Any]:
     return {"from_step": state.step, "numerics": numeric_facts(device), **read_recovery().facts()}
 
 
-def _draw(start: InitialWeights, progress: Progress, name: str, shape: torch.Size) -> torch.Tensor:
-    progress.go_on()  # all weights of a large model take minutes
-    return start.draw(name, shape)
+def _draw(start: InitialWeights, progress: Progress, name: str, shape: torch.Size) -> torch.Tensor | None:
+    progress.go_on()  # all weights of a large model take minutes, on every rank
+    return None if start.resumes else start.draw(name, shape)
 
 
 def _module(config: RunConfig, model: LanguageModel, dataset: Dataset) -> TrainModule:

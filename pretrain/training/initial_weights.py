@@ -90,9 +90,7 @@ class InitialWeights:
         return num
 
     def draw(self, name: str, shape: torch.Size) -> Tensor:
-        """Returns a whole parameter, fp32, on the CPU; zeros where it is loaded. Raises: CheckpointError."""
-        if self.resumes:  # each rank would draw all of a model, 70B in ten minutes
-            return torch.zeros(shape, device="cpu")
+        """Returns a whole parameter, fp32, on the CPU. Raises: CheckpointError."""
         if self.base is not None and name.endswith(MAGNITUDE_SUFFIX):
             return row_norms(self.base.read(name.removesuffix(MAGNITUDE_SUFFIX) + ".weight"))
         if is_adapter(name):
