@@ -101,6 +101,7 @@ class Arms:
         watch, save = Watch(), None
         with watch:
             save = self.begin_ours()
+            self.manager.hold()  # as if an update came at once
         while not save.is_finished:
             save.join()
             td.barrier()  # stands for the exchange of a step

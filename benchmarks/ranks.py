@@ -1,6 +1,6 @@
 """Costs of votes in a save and of heartbeats in a hang, by number of ranks: simulated in one process, on a CPU.
 
-    python -m benchmarks.ranks [--ranks 512 1024] [--rounds 5]
+    python -m benchmarks.ranks [--ranks 512 1024] [--rounds 5] [--light 128 256 512 1024]
 
 A rank's part of a save of llama3.1-70b at ZeRO 3: it reads the votes of all ranks, and checks that their files are a
 whole model; in the first save of a start, and in one after it, whose layouts are as before. The arm `each` is a vote
@@ -9,6 +9,10 @@ where each vote is as long as the longest.
 
 A job that stands still: CPU seconds of the store, a process of its own, for each second, in which each rank talks to it
 once; and heartbeats that are read. The arm `each` is one whose ranks all read all heartbeats. Linux only.
+
+`--light`: so many real processes, forks without a model. Each meets the others through the job's rendezvous and its
+store, sends heartbeats, and tries to take the lease of one run folder, which one of them gets. CPU time of all, wall
+seconds of each phase of the slowest, and memory. A process that costs the same in every world is linear.
 """
 
 import argparse
@@ -16,9 +20,12 @@ import json
 import math
 import multiprocessing
 import os
+import socket
 import statistics
+import tempfile
 import time
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -29,15 +36,18 @@ from benchmarks.common import print_row
 from pretrain import dist
 from pretrain.checkpoint.layouts import AgreedLayouts, FileLayout, LayoutVote, check_complete
 from pretrain.config.load import load_config
+from pretrain.errors import LockedError
 from pretrain.plan.params import parameter_shapes
 from pretrain.run import heartbeat
 from pretrain.run.heartbeat import Board, Messenger, Progress, Pulse
+from pretrain.run.lease import Lease
 from pretrain.utils.io import CRC_CHUNK_BYTES, FileRecord
 from pretrain.utils.safe_read import parse_json
 
 MODEL = "model={preset: llama3.1-70b, vocab_size: 128256}"
 STATE_BYTES = 12
 """Of a parameter: weight and two moments."""
+LIGHT_BEATS = 10
 
 
 def layouts_of(num_ranks: int) -> list[FileLayout]:
@@ -138,13 +148,98 @@ def measure_hang(num_ranks: int, rounds: int) -> dict[str, float]:
     return figures
 
 
+def live_lightly(rank: int, num_ranks: int, port: int, folder: Path, told: int) -> None:
+    """Is one process of a light job; tells the seconds of its phases, and whether it had the lease."""
+    names = {"RANK": rank, "LOCAL_RANK": rank, "WORLD_SIZE": num_ranks, "LOCAL_WORLD_SIZE": num_ranks}
+    os.environ |= {name: str(value) for name, value in names.items()}
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(port)}
+    world, seconds, has_lease = dist.read_world(), {}, False
+    begun = time.perf_counter()
+    with dist.loopback_store(world):
+        store, _, _ = next(td.rendezvous("env://", rank, num_ranks))
+
+    def meet(phase: str) -> None:
+        nonlocal begun
+        seconds[phase] = round(time.perf_counter() - begun, 3)
+        if store.add(phase, 1) == num_ranks:
+            store.set(f"all {phase}", "")
+        store.wait([f"all {phase}"])
+        begun = time.perf_counter()
+
+    meet("rendezvous")
+    pulse = Pulse(Progress(), rank, 600.0, lambda: 0)
+    board = None
+    while board is None:
+        with suppress(td.DistError):  # of two cores, the store's process has a small share: asked again, as in a run
+            board = Board("127.0.0.1", port)
+    for _ in range(LIGHT_BEATS):
+        Messenger(pulse, rank, num_ranks, ("", 0), 0)._round(board)
+    meet("heartbeats")
+    lease = None
+    with suppress(LockedError):
+        lease, has_lease = Lease(folder / "lease"), True
+    meet("lease")
+    if lease is not None:
+        lease.release()
+    private = [line.split() for line in Path("/proc/self/smaps_rollup").read_text().splitlines() if "Private" in line]
+    facts = {"seconds": seconds, "lease": has_lease, "mb": sum(int(words[1]) for words in private) / 1e3}
+    os.write(told, (json.dumps(facts) + "\n").encode())
+    if rank == 0:  # keeps the store: the last to go
+        store.add("gone", 0)
+        while store.add("gone", 0) < num_ranks - 1:
+            time.sleep(0.05)
+    else:
+        store.add("gone", 1)
+
+
+def measure_light(num_ranks: int) -> dict[str, Any]:
+    """Returns the cost of a light job."""
+    with tempfile.TemporaryDirectory() as name, socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+        probe.close()
+        reading, writing = os.pipe()
+        begun, spent, processes = time.perf_counter(), [], []
+        for rank in range(num_ranks):
+            if not (pid := os.fork()):
+                code = 1
+                with suppress(BaseException):
+                    live_lightly(rank, num_ranks, port, Path(name), writing)
+                    code = 0
+                os._exit(code)
+            processes.append(pid)
+        os.close(writing)
+        with os.fdopen(reading) as lines:
+            told = [json.loads(line) for line in lines]
+        codes = []
+        for pid in processes:
+            _, code, usage = os.wait4(pid, 0)
+            codes.append(code)
+            spent.append(usage.ru_utime + usage.ru_stime)
+        wall = time.perf_counter() - begun
+    assert codes == [0] * num_ranks and len(told) == num_ranks, "a process failed"
+    slowest = {phase: max(one["seconds"][phase] for one in told) for phase in told[0]["seconds"]}
+    return {
+        "cpu_s": round(sum(spent), 2),
+        "cpu_ms_a_process": round(1e3 * statistics.median(spent), 1),
+        "cpu_s_of_rank_0": round(spent[0], 2),
+        "slowest_s": slowest,
+        "wall_s": round(wall, 2),
+        "mb_a_process": round(statistics.median(one["mb"] for one in told), 2),
+        "leases": sum(one["lease"] for one in told),
+    }
+
+
 def main() -> None:
     """Measures, and prints a row a number of ranks."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--ranks", nargs="+", type=int, default=[512, 1024])
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--light", nargs="+", type=int, help="processes of real, light jobs, and nothing else")
     asked = parser.parse_args()
-    for num_ranks in asked.ranks:
+    for num_ranks in asked.light or ():
+        print_row(f"a light job of {num_ranks} processes", measure_light(num_ranks), ("torch",))
+    for num_ranks in () if asked.light else asked.ranks:
         print_row(f"votes of a save on {num_ranks} ranks", measure(num_ranks, asked.rounds), ("torch",))
         print_row(f"a second of a hang on {num_ranks} ranks", measure_hang(num_ranks, asked.rounds), ("torch",))
 

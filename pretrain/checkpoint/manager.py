@@ -184,7 +184,7 @@ class CheckpointManager:
             self._host.reserve(sum(tensor.numel() for tensor in tensors), pinned=True)
 
     def hold(self) -> None:
-        """Makes device work queued from now on wait for the copy; see `HostCopy.hold`."""
+        """Makes changes of the state from now on wait for the copy; see `HostCopy.hold`."""
         self._host.hold()
 
     def save(self, store: FragmentStore, state: TrainState) -> Path:

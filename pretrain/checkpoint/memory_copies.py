@@ -67,7 +67,7 @@ class MemoryCopies:
         agree(check if self._world.is_main else nothing)
 
     def hold(self) -> None:
-        """Makes device work queued from now on wait for the copy; see `HostCopy.hold`."""
+        """Makes changes of the state from now on wait for the copy; see `HostCopy.hold`."""
         self._host.hold()
 
     def take(self, store: FragmentStore, state: TrainState) -> None:

@@ -1,9 +1,9 @@
 """A copy of training state in host memory, in buffers that every save uses again.
 
     reserve(n)     ->  allocates, in a thread
-    take(tensors)  ->  on a CPU copied when it returns; on CUDA the copies are queued along
-                       with the step, to pinned memory, without waiting
-    hold()         ->  later work of the stream (the next update) runs after the copies
+    take(tensors)  ->  on a CPU a thread copies, beside the next passes; on CUDA the copies are
+                       queued along with the step, to pinned memory; neither is waited for
+    hold()         ->  later work (the next update) runs after the copies: of the stream on CUDA
     ready()        ->  returns when the copies are done; for the thread that reads them
     parts(i)       ->  the values of tensor i, as numpy arrays; content() has the bytes of all
 
@@ -11,8 +11,10 @@ Buffers are cut in blocks, because pinned memory comes in powers of two: one buf
 the state. A thread writes and checks the copy while training continues.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import partial
+from itertools import accumulate
 from pathlib import Path
 
 import numpy as np
@@ -40,6 +42,7 @@ class HostCopy:
         self._stream: torch.cuda.Stream | None = None
         self._copied: torch.cuda.Event | None = None
         self._reservation: Future[None] | None = None
+        self._copying: Future[None] | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -48,21 +51,21 @@ class HostCopy:
 
     def reserve(self, num_elements: int, *, pinned: bool) -> None:
         """Allocates buffers in a thread: page-locking 13 GB takes seconds, which the first `take` would wait."""
-        executor = ThreadPoolExecutor(1, thread_name_prefix="host-copy")
-        self._reservation = executor.submit(self._allocate, num_elements, pinned=pinned)
-        executor.shutdown(wait=False)
+        self._reservation = _in_thread(partial(self._allocate, num_elements, pinned=pinned))
 
-    @torch.no_grad()
     def take(self, tensors: Sequence[Tensor]) -> None:
-        """Copies 1-D fp32 tensors, or begins to. They may be changed after `hold`."""
+        """Begins to copy 1-D fp32 tensors. They may be changed after `hold`."""
         assert all(tensor.dtype == torch.float32 and tensor.dim() == 1 for tensor in tensors)
         on_cuda = any(tensor.is_cuda for tensor in tensors)
         reservation, self._reservation = self._reservation, None
         if reservation is not None:
             reservation.result()
-        self._allocate(sum(tensor.numel() for tensor in tensors), pinned=on_cuda)
+        self._finish_copying()  # of a save that failed before it was read
+        lengths = [tensor.numel() for tensor in tensors]
+        self._allocate(sum(lengths), pinned=on_cuda)
+        self._places = list(zip(accumulate(lengths, initial=0), lengths, strict=False))
         if not on_cuda:
-            self._copy(tensors)
+            self._copying = _in_thread(partial(self._copy, tensors))
             return
         if self._stream is None:
             self._stream = torch.cuda.Stream()
@@ -83,16 +86,13 @@ class HostCopy:
         for size in sizes[len(self._buffers) :]:
             self._buffers.append(torch.empty(size, dtype=torch.float32, pin_memory=pinned))
 
+    @torch.no_grad()
     def _copy(self, tensors: Sequence[Tensor]) -> None:
-        self._places = []
-        start = 0
-        for tensor in tensors:
-            self._places.append((start, tensor.numel()))
+        for (start, _), tensor in zip(self._places, tensors, strict=True):
             done = 0
             for part in self._cut(start, tensor.numel()):
                 part.copy_(tensor[done : done + part.numel()], non_blocking=True)
                 done += part.numel()
-            start += tensor.numel()
 
     def _cut(self, start: int, length: int) -> Iterator[Tensor]:
         while length:
@@ -103,15 +103,23 @@ class HostCopy:
             length -= part.numel()
 
     def hold(self) -> None:
-        """Makes later work of the current stream wait for the copies; the host does not wait."""
+        """Waits for the copies of a CPU; makes later work of the current stream wait for those of a GPU."""
+        self._finish_copying()
         if self._copied is not None:
             torch.cuda.current_stream().wait_event(self._copied)
 
     def ready(self) -> None:
         """Returns when everything is copied."""
+        self._finish_copying()
         if self._copied is not None:
             self._copied.synchronize()
             self._sources = ()
+
+    def _finish_copying(self) -> None:
+        copying = self._copying
+        if copying is not None:
+            copying.result()
+            self._copying = None
 
     def parts(self, number: int) -> Iterator[np.ndarray]:
         """Yields the values of a tensor by its number, in order: views, valid until `take`."""
@@ -122,6 +130,13 @@ class HostCopy:
         """Yields the bytes of all tensors, one after another."""
         for buffer in self._buffers:
             yield memoryview(buffer.numpy())
+
+
+def _in_thread(work: Callable[[], None]) -> Future[None]:
+    executor = ThreadPoolExecutor(1, thread_name_prefix="host-copy")
+    future = executor.submit(work)
+    executor.shutdown(wait=False)
+    return future
 
 
 class Snapshot:

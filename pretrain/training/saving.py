@@ -1,7 +1,7 @@
 """The checkpoints of a run in progress: when one begins, and what happens when one fails.
 
     after a step  ->  the save in flight advances a phase, once all ranks have done their part
-                  ->  the next one begins, if due: the step waits for a copy to host memory only
+                  ->  the next one begins, if due: the next update waits for a copy to host memory only
                   ->  so does a copy that stays in memory (memory_copies.py)
     at the end    ->  the save in flight is waited for, and the last step is saved and uploaded
 
@@ -72,9 +72,11 @@ class Saving:
         return self._save is not None and self._save.is_done
 
     def before_update(self) -> None:
-        """Makes the update wait for copies of the weights under way (CUDA)."""
+        """Makes the update wait for copies of the weights under way."""
         if self._save is not None:
+            begun = time.monotonic()
             self.checkpoints.hold()
+            self._stall_s += time.monotonic() - begun
         if self.checkpoints.copies is not None:
             self.checkpoints.copies.hold()
 

@@ -1,5 +1,8 @@
 """The copy in host memory: the same values whatever the blocks, and buffers that are used again."""
 
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -7,6 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from pretrain.checkpoint.snapshot import HostCopy
+from tests.helpers.waiting import LIMIT_S
 
 
 @given(st.integers(1, 9), st.lists(st.integers(0, 25), max_size=6))
@@ -15,9 +19,9 @@ def test_every_tensor_comes_back_whatever_the_size_of_a_block(block, lengths):
     copy = HostCopy(block)
     copy.take(tensors)
     expected = [tensor.clone() for tensor in tensors]
+    copy.hold()
     for tensor in tensors:
         tensor.fill_(-1)
-    copy.hold()
     copy.ready()
     for number, values in enumerate(expected):
         parts = [part.copy() for part in copy.parts(number)]
@@ -25,6 +29,30 @@ def test_every_tensor_comes_back_whatever_the_size_of_a_block(block, lengths):
     content = b"".join(bytes(part.cast("B")) for part in copy.content())
     assert content == b"".join(values.numpy().tobytes() for values in expected)
     assert copy.num_bytes == len(content)
+
+
+def test_on_a_cpu_a_thread_copies_and_what_changes_the_values_waits_for_it(monkeypatch):
+    begun, may_copy = threading.Event(), threading.Event()
+    real = HostCopy._copy
+
+    def held(self, tensors):
+        begun.set()
+        assert may_copy.wait(LIMIT_S)
+        real(self, tensors)
+
+    monkeypatch.setattr(HostCopy, "_copy", held)
+    copy, values = HostCopy(4), torch.arange(10.0)
+    copy.take([values])
+    assert begun.wait(LIMIT_S)
+    with ThreadPoolExecutor(1) as pool:
+        update = pool.submit(copy.hold)
+        assert not update.done()
+        may_copy.set()
+        update.result(LIMIT_S)
+    values.zero_()
+    copy.take([torch.ones(10)])  # of a save that failed before it was read
+    copy.ready()
+    assert np.concatenate(list(copy.parts(0))).tolist() == [1.0] * 10
 
 
 def test_buffers_are_made_once():
@@ -40,6 +68,7 @@ def test_what_was_reserved_is_used_and_what_is_missing_is_added(num_elements):
     copy = HostCopy(4)
     copy.reserve(10, pinned=False)
     copy.take([torch.arange(num_elements, dtype=torch.float32)])
+    copy.ready()
     assert np.concatenate(list(copy.parts(0))).tolist() == list(range(num_elements))
     kept = [buffer.data_ptr() for buffer in copy._buffers]
     copy.reserve(10, pinned=False)
@@ -64,6 +93,7 @@ def test_views_with_gradients_and_strides_are_copied():
     parameter = torch.nn.Parameter(torch.arange(8.0))
     copy = HostCopy()
     copy.take([parameter[2:5], torch.arange(8.0)[::2]])
+    copy.ready()
     assert [part.tolist() for number in range(2) for part in copy.parts(number)] == [[2, 3, 4], [0, 2, 4, 6]]
 
 

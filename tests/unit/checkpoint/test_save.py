@@ -30,8 +30,9 @@ def names(folder):
 def test_state_may_change_while_it_is_written_and_what_is_committed_is_that_of_its_step(tmp_path):
     gate = threading.Event()
     io.set_fault_hook(lambda operation, path: gate.wait(LIMIT_S) if operation == "open" else None)
-    store = StandIn(3)
-    saving = manager(tmp_path).begin(store, state_of(3))
+    store, checkpoints = StandIn(3), manager(tmp_path)
+    saving = checkpoints.begin(store, state_of(3))
+    checkpoints.hold()
     for kinds in store.tensors.values():
         for tensor in kinds.values():
             tensor.fill_(4)
