@@ -103,7 +103,7 @@ class HostCopy:
             length -= part.numel()
 
     def hold(self) -> None:
-        """Waits for the copies of a CPU; makes later work of the current stream wait for those of a GPU."""
+        """Waits for copies on a CPU; on a GPU makes later work of the current stream wait for them."""
         self._finish_copying()
         if self._copied is not None:
             torch.cuda.current_stream().wait_event(self._copied)
