@@ -18,6 +18,7 @@ from pretrain.families.decoders import (
     llama,
     mistral,
     olmo,
+    opt,
     phi,
     qwen,
     smollm3,
@@ -31,24 +32,26 @@ from pretrain.families.dialects import (
     ernie4_5,
     exaone4,
     glm,
+    gptj,
     helium,
     minimax_m2,
     seed_oss,
 )
-from pretrain.families.encoders import bert, distilbert, electra, modernbert, roberta
+from pretrain.families.encoders import bert, distilbert, electra, megatron_bert, modernbert, roberta
 from pretrain.families.family import Family
 from pretrain.families.hybrids import bamba, granite_hybrid, lfm2, mamba2, olmo_hybrid, qwen_next
 from pretrain.families.images import captioner, vit, vit_mae
 from pretrain.families.sizes import Size, Values
-from pretrain.families.two_stacks import bart, marian, t5
+from pretrain.families.two_stacks import bart, marian, pegasus, t5
 
 _DECODERS = (
     *(gpt2, llama, mistral, qwen, olmo, smollm3, phi, gpt_oss, deepseek, starcoder2, gemma),
     *(gpt_neox, stablelm, falcon, granite, cohere, arcee, cwm, ernie4_5, seed_oss, helium),
-    *(glm, exaone4, dots1, minimax_m2, olmo_hybrid, qwen_next, bamba, lfm2, granite_hybrid, mamba2),
+    *(glm, exaone4, dots1, minimax_m2, gptj, opt, olmo_hybrid, qwen_next, bamba, lfm2, granite_hybrid),
+    mamba2,
 )
 _OTHERS = (
-    *(bert, roberta, distilbert, electra, modernbert, t5, marian, bart),
+    *(bert, roberta, distilbert, electra, megatron_bert, modernbert, t5, marian, bart, pegasus),
     *(vit, vit_mae, captioner),
 )
 FAMILIES: dict[str, Family] = {

@@ -1,11 +1,11 @@
 """Nearest family of a config.json whose `model_type` is not known, by the keys that it reads."""
 
+from functools import cache
 from typing import Any
 
 from pretrain.errors import ConfigError
 from pretrain.families import FAMILIES
 from pretrain.families.config_json import CONFIG
-from pretrain.families.family import Family
 from pretrain.families.hybrids import LACKING
 from pretrain.utils.units import listed
 
@@ -44,9 +44,10 @@ class _Recorder(dict[str, Any]):
         return _Recorder({**other, **self}, self.keys_read)
 
 
-def _keys_of(family: Family) -> set[str]:
+@cache
+def _keys_of(model_type: str) -> set[str]:
     """Returns the keys of config.json that a family reads or writes."""
-    keys: set[str] = set()
+    family, keys = FAMILIES[model_type], set[str]()
     try:
         # The name of a tensor, as a MAE is read with its decoder only.
         config = family.read_config(_Recorder({}, keys), frozenset({"decoder."}))
@@ -70,7 +71,7 @@ def unknown_model_type(values: dict[str, Any]) -> ConfigError:
         )
     theirs = {key for key, value in values.items() if value and not key.endswith("token_id")}
     theirs -= _GENERAL
-    read = {name: _keys_of(family) for name, family in FAMILIES.items()}
+    read = {name: _keys_of(name) for name in FAMILIES}
     nearest = min(read, key=lambda name: (len(theirs - read[name]), len(read[name] - theirs)))
     problem = f"model_type={values.get('model_type')!r} is not known"
     if not theirs & read[nearest]:

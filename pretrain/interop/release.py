@@ -259,7 +259,7 @@ def open_release(folder: Path) -> Release:
     values = read_object(folder / CONFIG)
     try:
         family = _find_family(values)
-        files = TensorFolder(folder)
+        files = TensorFolder(folder, _scale_block(values))
         names = frozenset(form for raw in files.facts for form in _forms(family, raw))
         config = family.read_config(values, names)
         check_head(values, config)
@@ -284,13 +284,27 @@ def _find_family(values: dict[str, Any]) -> Family:
     model_type = values.get("model_type")
     if not isinstance(model_type, str) or model_type not in FAMILIES:
         raise unknown_model_type(values)
-    if values.get("quantization_config") is not None:
+    return FAMILIES[model_type]
+
+
+def _scale_block(values: dict[str, Any]) -> tuple[int, int] | None:
+    """Returns the rows and columns that share a scale, of weights in FP8; None: they are not quantized.
+
+    Raises: ConfigError: They are quantized otherwise.
+    """
+    fields = Fields(values)
+    if values.get("quantization_config") is None:
+        return None
+    method = Fields(fields.section("quantization_config"))
+    block = [1, 1] if method.values.get("weight_block_size") is None else method.numbers("weight_block_size")
+    is_fp8 = method.values.get("quant_method") == "fp8"
+    if not is_fp8 or len(block) != 2 or not all(size >= 1 for size in block):
         raise ConfigError(
-            "the weights are quantized (quantization_config)",
+            "the weights are quantized (quantization_config), and in FP8 with scales alone can be read",
             where=CONFIG,
             fix="use the original ones",
         )
-    return FAMILIES[model_type]
+    return int(block[0]), int(block[1])
 
 
 def _forms(family: Family, raw: str) -> list[str]:

@@ -15,6 +15,7 @@ and cut. Values never change: there and back again is bit-identical.
 import re
 import zipfile
 from collections.abc import Callable, Sequence
+from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -39,6 +40,8 @@ _DTYPES: dict[Any, str] = {
 """Dtype of safetensors or of torch -> our name."""
 
 Shape = tuple[int, ...]
+_SCALE = "_scale_inv"
+_ACTIVATIONS = ("activation_scale", "input_scale")
 
 
 class TensorFact(NamedTuple):
@@ -115,27 +118,59 @@ class TensorFolder:
 
     Of an index the files count, as for transformers: a tensor is where it is, listed or not.
 
+    Args:
+        folder: Where the files are.
+        block: Rows and columns of a matrix that share a scale, beside weights in FP8: W times its
+            `weight_scale_inv`. None: weights are read as they are.
+
     Attributes:
-        facts: Shape and dtype by name.
+        facts: Shape and dtype by name; of scaled weights the dtype that they stand for.
         listed: File by the name of each tensor of the index, there or not; empty: there is none.
 
     Raises:
         CheckpointError: There are no weights; a file is missing or damaged, or outside the folder.
     """
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, block: tuple[int, int] | None = None) -> None:
         self.listed, paths = _find(folder)
         self._folder = folder
         self._files = {path: _open(path) for path in paths}
         self.facts: dict[str, TensorFact] = {}
         for facts, _ in self._files.values():
             self.facts |= facts
+        self._block = block or (1, 1)
+        self._scaled = self._find_scales() if block else set[str]()
+
+    def _find_scales(self) -> set[str]:
+        """Returns the names of weights with scales, which are no tensors of the model themselves."""
+        scaled = {name for name in self.facts if f"{name}{_SCALE}" in self.facts}
+        for name in scaled:
+            shape, scales = self.facts[name].shape, self.facts.pop(f"{name}{_SCALE}").shape
+            blocks = tuple(-(-size // by) for size, by in zip(shape, self._block, strict=False))
+            if prod(scales) > 1 and scales != blocks:
+                size = f"{self._block[0]} by {self._block[1]}"
+                raise CheckpointError(
+                    f"{name}{_SCALE} is {list(scales)}, should be {list(blocks)}, a scale for {size} values",
+                    where=str(self._folder),
+                    fix="give the config.json that belongs to these weights",
+                )
+            self.facts[name] = TensorFact(shape, "bf16")
+        # Of activations, in programs that have them in FP8 too.
+        self.facts = {name: fact for name, fact in self.facts.items() if not name.endswith(_ACTIVATIONS)}
+        return scaled
 
     def load(self, name: str) -> Tensor:
-        """Reads a tensor as it is stored; it may be a view of the file, so do not write to it.
+        """Reads a tensor as it is stored, times its scales, if it has any, in fp32.
+
+        It may be a view of the file, so do not write to it.
 
         Raises: CheckpointError: It is in two files, with different values.
         """
+        if name in self._scaled:
+            return _scale(self._load(name), self._load(f"{name}{_SCALE}"), self._block)
+        return self._load(name)
+
+    def _load(self, name: str) -> Tensor:
         tensor, *copies = (load(name) for facts, load in self._files.values() if name in facts)
         if not all(torch.equal(tensor, other) for other in copies):
             raise CheckpointError(
@@ -156,6 +191,15 @@ class TensorFolder:
         if self.listed and beside:
             return f"fetch the index again: it does not list {', '.join(beside)} beside it"
         return ""
+
+
+def _scale(weight: Tensor, scales: Tensor, block: tuple[int, int]) -> Tensor:
+    """Returns a matrix times the scales of its blocks, fp32; those at its ends may be smaller."""
+    grown = scales.float()
+    if grown.numel() > 1:
+        rows, columns = weight.shape
+        grown = grown.repeat_interleave(block[0], 0)[:rows].repeat_interleave(block[1], 1)[:, :columns]
+    return weight.float() * grown
 
 
 def _find(folder: Path) -> tuple[dict[str, str], list[Path]]:

@@ -165,7 +165,10 @@ def test_steps_with_both_caches_agree_with_the_whole_rows(lent):
 def export_and_import(lent, out):
     batch, _ = random_pairs([20, 20], [14, 14], vocab_size=PAD)
     inputs = {"input_ids": batch.source.tokens_BT, "decoder_input_ids": batch.tokens_BT}
-    check_round_trip(lent, transformers.AutoModelForSeq2SeqLM, out, **inputs)
+    # Sinusoids that both compute.
+    positions = {f"model.{stack}.embed_positions.weight" for stack in ("encoder", "decoder")}
+    unread = frozenset(positions if lent.release.family.model_type == "pegasus" else ())
+    check_round_trip(lent, transformers.AutoModelForSeq2SeqLM, out, unread, **inputs)
 
 
 @pytest.mark.parametrize("name", MAKERS)

@@ -1,8 +1,7 @@
 """DeepSeek-V2 and V3: latent attention, and experts chosen by groups, in V3 by biases too, after some dense layers.
 
 Their heads have the rotated dimensions last, in pairs of neighbours; ours have them first, in two
-halves. Scores depend on neither order, so rows of the projections are exchanged in ours. The
-released weights are in FP8 and have to be converted first.
+halves. Scores depend on neither order, so rows of the projections are exchanged in ours.
 
 Modules that predict further tokens (2.2) are their layers behind the last one, with copies of
 embedding and head. transformers neither reads nor saves them, so they are known by their names.

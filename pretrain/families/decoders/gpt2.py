@@ -1,6 +1,7 @@
 """GPT-2 (Radford et al. 2019): pre-norm, learned positions, weights stored as [in, out].
 
-With cross attention it is the decoder of a `VisionEncoderDecoderModel`, in `images/captioner.py`.
+StarCoder (Li et al. 2023, `gpt_bigcode`) has one key-value head, and weights as [out, in].
+With cross attention a GPT-2 is the decoder of a `VisionEncoderDecoderModel`, in `images/captioner.py`.
 """
 
 from functools import partial
@@ -29,6 +30,12 @@ _SIZES = {
     "gpt2-774m": GPT2.size(36, 1280, 20, 5120, of=(50257, 774_030_080)),
     "gpt2-1.5b": GPT2.size(48, 1600, 25, 6400, of=(50257, 1_557_611_200)),
     "gpt2-tiny": GPT2.size(2, 64, 4, 256, max_seq_len=128),
+}
+_BIGCODE = Architecture(("decoder",), GPT2_STACK | {"kv_heads": 1}, {"max_seq_len": 8192, "tied_embeddings": True})
+_BIGCODE_SIZES = {
+    # Li et al. 2023, table 5.
+    "gpt_bigcode-starcoder": _BIGCODE.size(40, 6144, 48, 24576, of=(49152, 15_517_456_384)),
+    "gpt_bigcode-tiny": _BIGCODE.size(2, 64, 4, 256, max_seq_len=128),
 }
 _KEYS: Keys = {
     "n_layer": ("layers", 12),
@@ -69,7 +76,7 @@ def _read(
         why = "a decoder without cross attention would not read the encoder"
     fields.only("add_cross_attention", cross, why, missing=False)
     is_stored = found["model.tied_embeddings"] or _HEAD in names
-    has_head = is_stored or fields.claims("GPT2LMHeadModel")
+    has_head = is_stored or fields.claims("GPT2LMHeadModel") or fields.claims("GPTBigCodeForCausalLM")
     return {
         "ff_width": fields.optional_integer("n_inner") or 4 * found["width"],
         "model.head": HeadConfig(kind="lm" if has_head else "none"),
@@ -78,9 +85,13 @@ def _read(
 
 def _write(config: ModelConfig) -> dict[str, Any]:
     stack = config.last_stack
-    keys: dict[str, Any] = {"n_inner": stack.ff_width, "embd_pdrop": stack.dropout}
+    return {"n_inner": stack.ff_width, "embd_pdrop": stack.dropout}
+
+
+def _write_gpt2(config: ModelConfig) -> dict[str, Any]:
+    keys = _write(config)
     # The tanh approximation has two names in transformers, and a GPT-2 is released with this one.
-    if stack.activation == "gelu_tanh":
+    if config.last_stack.activation == "gelu_tanh":
         keys["activation_function"] = "gelu_new"
     return keys
 
@@ -101,7 +112,7 @@ def _family(cross: bool) -> Family:
         refused={
             "scale_attn_by_inverse_layer_idx": (False, "scores would be divided by the layer number"),
         },
-        read=partial(_read, cross), write=_write, stacks={"decoder": names}, ends=_ends,
+        read=partial(_read, cross), write=_write_gpt2, stacks={"decoder": names}, ends=_ends,
     )  # fmt: skip
     # Causal masks that older versions saved as buffers.
     ignored = (r"transformer\.h\.\d+\.attn\.(masked_)?bias",)
@@ -110,5 +121,23 @@ def _family(cross: bool) -> Family:
     )  # fmt: skip
 
 
+def _bigcode() -> Family:
+    names = StackNames(
+        layers="transformer.h.{}.", block=_BLOCK,
+        before={"position": "transformer.wpe.weight"}, after={"norm": "transformer.ln_f"},
+    )  # fmt: skip
+    table = Table(
+        model_type="gpt_bigcode", name="GPTBigCode", scorer="ForCausalLM", keys=_KEYS, words=_WORDS,
+        activation=("activation_function", "gelu_pytorch_tanh"), tokens={"bos": 50256, "eos": 50256},
+        built_in={"gated": False, "norm": "layer", "bias": True, "position": "learned", "kv_heads": 1},
+        fixed={"multi_query": (True, "queries, keys and values of a head would be stored side by side")},
+        read=partial(_read, False), write=_write, stacks={"decoder": names}, ends=_ends,
+    )  # fmt: skip
+    return table_family(
+        table, aliases={_HEAD: _WORDS}, ignored=(r"transformer\.h\.\d+\.attn\.(masked_)?bias",),
+        prefix="transformer.", sizes=_BIGCODE_SIZES,
+    )  # fmt: skip
+
+
 CROSS_GPT2 = _family(cross=True)
-FAMILIES = (with_heads(_family(cross=False), "transformer."),)
+FAMILIES = (with_heads(_family(cross=False), "transformer."), with_heads(_bigcode(), None))

@@ -71,7 +71,7 @@ _MODEL_KEYS: Keys = {
     "max_position_embeddings": ("model.max_seq_len", 512),
     "initializer_range": ("model.init_std", 0.02),
 }
-_BLOCK = {
+BLOCK = {
     "attention.qkv": ("attention.self.query", "attention.self.key", "attention.self.value"),
     "attention.output": ("attention.output.dense",),
     "attention_norm": ("attention.output.LayerNorm",),
@@ -235,10 +235,10 @@ def _head_bias(heads: BertHeads, config: ModelConfig) -> Weight:
 
 
 def bert_family(
-    model_type: str, heads: BertHeads, sizes: Sizes, *, keys: Keys = _KEYS, block: Modules = _BLOCK,
-    layers: str = "encoder.layer.{}.", **differs: Any,
+    model_type: str, heads: BertHeads, sizes: Sizes, *, keys: Keys = _KEYS, block: Modules = BLOCK,
+    layers: str = "encoder.layer.{}.", last_norm: str = "", **differs: Any,
 ) -> Family:  # fmt: skip
-    """Builds the family of a BERT; `differs` are fields of `Table`."""
+    """Builds the family of a BERT; `last_norm`: module after the layers; `differs`: fields of `Table`."""
     tables = f"{heads.prefix}embeddings."
     words = f"{tables}word_embeddings.weight"
     aliases = {f"{heads.decoder}.weight": words}
@@ -250,6 +250,9 @@ def bert_family(
         "token_type": f"{tables}token_type_embeddings.weight",
         "expand": f"{heads.prefix}embeddings_project",
     }
+    if not differs.get("built_in", BUILT_IN)["input_norm"]:
+        del before["input_norm"]
+    after = {"norm": f"{heads.prefix}{last_norm}"} if last_norm else {}
     usual: dict[str, Any] = {"tokens": {"pad": 0, "mask": None}, "built_in": BUILT_IN}
     family = Table(
         model_type=model_type, name=heads.name, scorer="ForMaskedLM", unit=unit_of,
@@ -260,7 +263,7 @@ def bert_family(
             "add_cross_attention": (False, "an encoder of ours has no cross attention"),
         },
         read=partial(_read, heads), write=partial(_write, heads), ends=partial(_ends, heads),
-        stacks={"encoder": StackNames(f"{heads.prefix}{layers}", block, before)},
+        stacks={"encoder": StackNames(f"{heads.prefix}{layers}", block, before, after)},
         **(usual | differs),
     )  # fmt: skip
     old = ((r"LayerNorm\.gamma$", "LayerNorm.weight"), (r"LayerNorm\.beta$", "LayerNorm.bias"))

@@ -88,13 +88,17 @@ _CROSS = {
 }
 
 
-def _names(stack: str, has_norms: bool, last_norm: bool) -> StackNames:
+def _names(stack: str, values: Mapping[str, Any]) -> StackNames:
     place = f"model.{stack}."
-    before = {"position": f"{place}embed_positions.weight", "input_norm": f"{place}layernorm_embedding"}
+    before, last_norm = {}, values["norm_placement"] == "pre"
+    if values["position"] == "learned":
+        before["position"] = f"{place}embed_positions.weight"
+    if values.get("input_norm"):
+        before["input_norm"] = f"{place}layernorm_embedding"
     return StackNames(
         layers=f"{place}layers.{{}}.",
         block=_BLOCK | (_CROSS if stack == "decoder" else {}),
-        before=before if has_norms else {},
+        before=before,
         after={"norm": f"{place}layer_norm"} if last_norm else {},
     )
 
@@ -123,14 +127,13 @@ def pair_family(
     model_type: str, name: str, sizes: Sizes, stack: Mapping[str, Any], **differs: Any
 ) -> Family:  # fmt: skip
     """Builds a family of this kin; `stack` are values of both stacks that no key changes."""
-    has_norms, last_norm = bool(stack.get("input_norm")), stack["norm_placement"] == "pre"
     built_in = {"gated": False, "norm": "layer", "norm_eps": 1e-5, "bias": True, **stack}
     built_in |= {"model.tied_embeddings": True, "model.init_scaled": False}
     usual: dict[str, Any] = {"scorer": "ForConditionalGeneration", "fixed": FIXED, "write": write_pair}
     made = Table(
         model_type=model_type, name=name, keys=_KEYS, activation=("activation_function", "gelu"),
         roles=("start",), built_in=built_in, read=_read, words=_WORDS,
-        stacks={one: _names(one, has_norms, last_norm) for one in BOTH}, ends=_ends,
+        stacks={one: _names(one, stack) for one in BOTH}, ends=_ends,
         **(usual | differs),
     )  # fmt: skip
     ignored = (r"model\.(encoder|decoder)\.embed_positions\..*",)

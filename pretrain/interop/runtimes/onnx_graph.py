@@ -25,7 +25,6 @@ from torch import Tensor, nn
 
 from pretrain.config.model import ModelConfig
 from pretrain.errors import ConfigError
-from pretrain.families import FAMILIES
 from pretrain.families.config_json import CONFIG
 from pretrain.interop.release_files import GENERATION
 from pretrain.interop.runtimes.runtime import Exported, Rules, Runtime
@@ -39,17 +38,15 @@ _ONE_STACK: Rules = {
     "decoder.rope_scaling.kind": (None, "linear", "llama3", "yarn"),
 }
 _BARE_OR_MASKED: Rules = {"head.kind": ("lm", "none")}
-# Experts are chosen by operations that torch.onnx does not translate.
-_EXPERTS = {"mixtral", "qwen3_moe", "olmoe", "gpt_oss", "deepseek_v3"}
-# Caches of states and of the tokens of a convolution are no keys and values.
-_STATES = {"qwen3_next", "olmo_hybrid", "bamba", "granitemoehybrid", "lfm2"}
-_IMAGES = {"vit", "deit", "vit_mae", "vision-encoder-decoder"}
+# No experts, which are chosen by operations that torch.onnx does not translate, and no states, whose caches are no
+# keys and values.
+_DECODERS = {"gpt2", "llama", "mistral", "qwen2", "qwen3", "olmo", "olmo2", "olmo3", "smollm3", "phi", "phi3"}
+_DECODERS |= {"starcoder2", "gemma", "gemma2", "gemma3_text", "gpt_neox", "stablelm", "falcon", "granite"}
+_DECODERS |= {"cohere", "cohere2", "plbart", "mbart"}
 _PAIRS = {"t5", "mt5", "umt5", "marian", "bart"}
 _ENCODERS = {"bert", "roberta", "xlm-roberta", "distilbert", "electra", "modernbert"}
 _RULES = (
-    dict.fromkeys(FAMILIES.keys() - _EXPERTS - _STATES - _IMAGES - _ENCODERS - _PAIRS, _ONE_STACK)
-    | dict.fromkeys(_PAIRS, Rules())
-    | dict.fromkeys(_ENCODERS, _BARE_OR_MASKED)
+    dict.fromkeys(_DECODERS, _ONE_STACK) | dict.fromkeys(_PAIRS, Rules()) | dict.fromkeys(_ENCODERS, _BARE_OR_MASKED)
 )
 
 

@@ -88,7 +88,7 @@ def test_a_family_by_name_must_be_exact_too():
         ConfigError, match=r"qwen3 does not represent this model exactly; it has decoder.qk_norm=true, "
     ):
         choose_family(plain, "qwen3")
-    with pytest.raises(ConfigError, match=r"unknown family 'lama'; use one of gpt2, llama, "):
+    with pytest.raises(ConfigError, match=r"unknown family 'lama'; use one of gpt2, gpt_bigcode, llama, "):
         choose_family(plain, "lama")
 
 

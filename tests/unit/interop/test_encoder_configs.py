@@ -13,18 +13,21 @@ from tests.unit.interop.releases import TINY, tiny
 
 HEADS = {
     "bert": frozenset({"cls.predictions.transform.dense.weight", "bert.pooler.dense.weight"}),
-    "roberta": frozenset({"lm_head.dense.weight"}),
-    "xlm-roberta": frozenset({"lm_head.dense.weight"}),
+    **dict.fromkeys(
+        ("roberta", "xlm-roberta", "camembert", "data2vec-text", "xlm-roberta-xl", "roberta-prelayernorm"),
+        frozenset({"lm_head.dense.weight"}),
+    ),
+    "megatron-bert": frozenset({"cls.predictions.transform.dense.weight", "bert.pooler.dense.weight"}),
     "distilbert": frozenset({"vocab_transform.weight"}),
     "electra": frozenset({"generator_predictions.dense.weight"}),
     "modernbert": frozenset({"head.dense.weight"}),
     "t5": frozenset({"shared.weight"}),
     "mt5": frozenset({"shared.weight", "lm_head.weight"}),
     "umt5": frozenset({"shared.weight", "lm_head.weight"}),
-    "marian": frozenset({"model.shared.weight", "final_logits_bias"}),
-    "bart": frozenset({"model.shared.weight", "final_logits_bias"}),
-    "plbart": frozenset({"model.shared.weight", "final_logits_bias"}),
-    "mbart": frozenset({"model.shared.weight", "final_logits_bias"}),
+    **dict.fromkeys(
+        ("marian", "bart", "plbart", "mbart", "pegasus", "blenderbot"),
+        frozenset({"model.shared.weight", "final_logits_bias"}),
+    ),
     "vit": frozenset({"classifier.weight"}),
     "vit_mae": frozenset({"decoder.mask_token"}),
     "deit": frozenset({"classifier.weight"}),

@@ -1,10 +1,12 @@
 """A Hugging Face folder is opened only where it fits its config, and what does not fit is listed."""
 
+import itertools
 import json
 
 import pytest
 import torch
 from safetensors.torch import save_file
+from transformers.integrations.finegrained_fp8 import Fp8Dequantize
 
 from pretrain.errors import CheckpointError, ConfigError
 from pretrain.families import FAMILIES
@@ -117,7 +119,7 @@ def test_an_unknown_model_type_is_answered_with_the_nearest_family_and_the_keys_
 def test_a_config_without_a_key_of_any_family_lists_the_known_ones(llama):
     (llama / "config.json").write_text('{"blocks": 3, "vocab_size": 61}')
     message = refusal(llama, ConfigError)
-    assert message.startswith(f"{llama}/config.json: model_type=None is not known; known: gpt2, llama, ")
+    assert message.startswith(f"{llama}/config.json: model_type=None is not known; known: gpt2, gpt_bigcode, llama, ")
 
 
 @pytest.mark.parametrize(
@@ -144,6 +146,47 @@ def test_the_keys_of_a_family_are_known_to_the_nearest(model_type):
 def test_a_key_that_ours_cannot_represent_names_the_file(llama):
     change_config(llama, rope_scaling={"rope_type": "proportional", "factor": 2.0})
     assert refusal(llama, ConfigError).startswith(f"{llama}/config.json: rope_scaling.rope_type='proportional': only ")
+
+
+def scale_to_fp8(folder, rows, columns):
+    """Stores the projections in FP8 with a scale for so many rows and columns; returns what they stand for."""
+    tensors, meant = load_tensors(folder), {}
+    for name in [one for one in tensors if "_proj." in one]:
+        weight = tensors[name]
+        scales = torch.empty(-(-weight.shape[0] // rows), -(-weight.shape[1] // columns))
+        stored, meant[name] = torch.empty(weight.shape, dtype=torch.float8_e4m3fn), torch.empty(weight.shape)
+        for row, column in itertools.product(range(scales.shape[0]), range(scales.shape[1])):
+            place = slice(row * rows, (row + 1) * rows), slice(column * columns, (column + 1) * columns)
+            scales[row, column] = weight[place].abs().max() / 448
+            stored[place] = (weight[place] / scales[row, column]).to(torch.float8_e4m3fn)
+            meant[name][place] = stored[place].float() * scales[row, column]
+        tensors |= {name: stored, f"{name}_scale_inv": scales}
+    save_tensors(folder, tensors)
+    method = {"quant_method": "fp8", "fmt": "e4m3", "activation_scheme": "dynamic"}
+    change_config(folder, quantization_config=method | {"weight_block_size": [rows, columns]})
+    return meant
+
+
+@pytest.mark.parametrize("block", [(16, 32), (24, 40), (1024, 1024)])
+def test_weights_in_fp8_are_multiplied_by_the_scales_of_their_blocks(llama, block):
+    meant = scale_to_fp8(llama, *block)
+    release = open_release(llama)
+    assert release.ignored == []
+    stored = load_tensors(llama)
+    for name, weight in meant.items():
+        number, part = name.split(".")[2], name.split(".")[4]
+        ours = {"o_proj": "attention.output", "down_proj": "feedforward.down"}.get(part)
+        if ours:
+            assert torch.equal(release.read(f"decoder.blocks.{number}.{ours}.weight"), weight)
+        if block == (16, 32):  # theirs takes blocks that divide a matrix alone
+            theirs = Fp8Dequantize(None)._dequantize_one(stored[name], stored[f"{name}_scale_inv"], torch.float32)
+            assert torch.equal(theirs, weight)
+
+
+def test_scales_of_other_blocks_are_named(llama):
+    scale_to_fp8(llama, 16, 32)
+    change_config(llama, quantization_config={"quant_method": "fp8", "weight_block_size": [16, 16]})
+    assert "a scale for 16 by 16 values; give the config.json that belongs to these weights" in refusal(llama)
 
 
 def test_quantized_weights_are_refused(llama):

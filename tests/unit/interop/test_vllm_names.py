@@ -22,7 +22,7 @@ REGISTERED = {
     "ArceeForCausalLM", "Ernie4_5ForCausalLM", "Exaone4ForCausalLM", "GlmForCausalLM", "Glm4ForCausalLM",
     "Qwen2MoeForCausalLM", "SeedOssForCausalLM", "DeepseekV2ForCausalLM", "Dots1ForCausalLM", "FlexOlmoForCausalLM",
     "Glm4MoeForCausalLM", "Glm4MoeLiteForCausalLM", "GraniteMoeForCausalLM", "GraniteMoeSharedForCausalLM",
-    "MiniMaxM2ForCausalLM",
+    "MiniMaxM2ForCausalLM", "GPTBigCodeForCausalLM", "GPTJForCausalLM", "Mamba2ForCausalLM", "OPTForCausalLM",
 }  # fmt: skip
 """Classes with a loader of vLLM's own."""
 BY_TRANSFORMERS = {
