@@ -3,6 +3,7 @@
 @pairwise(mask=MASKS, biased=[False, True], kv_heads=[1, 2, 4])    every pair of values, of every combination
 @pytest.mark.parametrize(("shape", "mode"), alternating(SHAPES, MODES))    every value of either, by turns
 @pytest.mark.parametrize("preset", thinned(PRESETS, 4))            every fourth of a list
+@pytest.mark.parametrize("preset", distinct(PRESETS))               one of those that differ in numbers alone
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -56,3 +57,23 @@ def thinned(values: Iterable[Any], every: int, keep: Iterable[Any] = ()) -> list
         value if number % every == 0 or value in kept else pytest.param(value, marks=pytest.mark.long)
         for number, value in enumerate(values)
     ]
+
+
+def distinct(models: Mapping[str, Any]) -> list[Any]:
+    """Marks as `long` the names whose values differ in numbers alone from those of a name before."""
+    seen: set[Any] = set()
+    params = []
+    for name, values in models.items():
+        structure = _structure(values)
+        params.append(pytest.param(name, marks=pytest.mark.long if structure in seen else ()))
+        seen.add(structure)
+    return params
+
+
+def _structure(value: Any) -> Any:
+    if isinstance(value, dict):
+        return tuple(sorted((key, _structure(inner)) for key, inner in value.items()))
+    if isinstance(value, list | tuple):
+        return tuple(dict.fromkeys(map(_structure, value)))
+    is_number = isinstance(value, int | float) and not isinstance(value, bool)
+    return "a number" if is_number else repr(value)

@@ -11,6 +11,7 @@ from pretrain.objective.loss import sum_token_loss
 from pretrain.training.step import TrainModule
 from pretrain.types import IGNORE_INDEX, Batch
 from tests.helpers.lent import check_gradients, lend
+from tests.helpers.tables import thinned
 from tests.helpers.theirs import build_theirs, makers
 from tests.parity.exchange import check_round_trip
 from tests.unit.model.tiny import packed_batch, random_batch
@@ -272,6 +273,23 @@ MAKERS = {
 }  # fmt: skip
 
 
+# One for each way to mix tokens, to place them, and to route; the others differ in what the whole row shows.
+MIXES = pytest.mark.parametrize(
+    "made",
+    thinned(
+        MAKERS,
+        len(MAKERS),
+        [
+            "gpt2", "llama", "mixtral", "gpt_oss-unusual", "deepseek_v3-unusual", "deepseek_v2", "olmo_hybrid",
+            "qwen3_next", "bamba", "lfm2", "mamba2-biases", "granitemoehybrid", "granitemoehybrid-dense", "falcon-new",
+            "cohere2", "gemma3-unusual", "olmo3-unusual", "smollm3-unusual", "phi3-longrope", "qwen2-any-windows",
+            "starcoder2-unusual", "stablelm-norm-of-one-head", "glm4_moe_lite", "flex_olmo",
+        ],
+    ),
+    indirect=True,
+)  # fmt: skip
+
+
 @pytest.fixture(scope="module", params=MAKERS)
 def made(request, tmp_path_factory):
     torch.manual_seed(0)
@@ -323,6 +341,7 @@ def test_the_loss_with_that_of_the_router_agrees_and_so_do_gradients(maker, tmp_
     check_gradients(lent)
 
 
+@MIXES
 def test_padded_rows_agree(lent):
     batch, real = padded_batch()
     expected = lent.theirs(input_ids=batch.tokens_BT, attention_mask=real.long()).logits
@@ -330,6 +349,7 @@ def test_padded_rows_agree(lent):
     check_loss_and_gradients(lent, batch, expected)
 
 
+@MIXES
 def test_packed_rows_agree_with_the_documents_alone(lent):
     lengths = [9, 1, 20, 10]
     batch = packed_batch([lengths], vocab_size=VOCAB)
@@ -339,6 +359,7 @@ def test_packed_rows_agree_with_the_documents_alone(lent):
     torch.testing.assert_close(found, torch.cat(alone), **TOLERANCE)
 
 
+@MIXES
 def test_a_cache_filled_step_by_step_agrees_with_the_whole_row(lent):
     tokens = random_batch(2, LENGTH, vocab_size=VOCAB).tokens_BT
     cache = KVCache(lent.ours.num_layers, capacity=LENGTH)

@@ -10,6 +10,7 @@ from pretrain.config.presets import PRESETS, expand_preset
 from pretrain.errors import ConfigError
 from pretrain.families import FAMILIES
 from pretrain.interop.choose import choose_family, facts
+from tests.helpers.tables import distinct
 from tests.parity.test_captions import MAKERS as CAPTIONERS
 from tests.parity.test_decoders import MAKERS as DECODERS
 from tests.parity.test_encoder_decoders import MAKERS as ENCODER_DECODERS
@@ -48,7 +49,9 @@ def test_a_preset_is_the_released_configuration(preset):
     assert facts(ours) == expected
 
 
-@pytest.mark.parametrize("preset", sorted(PRESETS))
+@pytest.mark.parametrize(
+    "preset", distinct({name: expand_preset({"preset": name}) | {"preset": ""} for name in PRESETS})
+)
 def test_a_preset_is_exported_as_its_own_family_or_as_none(preset):
     config = configured(preset)
     # GPT-2's layers have biases; Marian's sinusoids are in two halves.

@@ -13,6 +13,7 @@ from pretrain.families import FAMILIES
 from pretrain.interop.choose import facts
 from pretrain.interop.nearest_family import unknown_model_type
 from pretrain.interop.release import open_release
+from tests.helpers.tables import thinned
 from tests.unit.interop.releases import TINY, VOCAB, change_config, load_tensors, save_tensors, tiny, write_tiny
 
 
@@ -137,7 +138,7 @@ def test_a_hybrid_that_no_keys_represent_is_refused_with_the_reason(model_type, 
     assert message.endswith("use another hybrid: olmo_hybrid, qwen3_next, bamba, lfm2, granitemoehybrid, mamba2")
 
 
-@pytest.mark.parametrize("model_type", FAMILIES)
+@pytest.mark.parametrize("model_type", thinned(FAMILIES, 2))
 def test_the_keys_of_a_family_are_known_to_the_nearest(model_type):
     values = FAMILIES[model_type].write_config(tiny(TINY[model_type]))
     assert "knows all of its keys" in str(unknown_model_type(values | {"model_type": "x"}))
@@ -246,7 +247,7 @@ BASES = {
 """Prefixes of base models, where no name of a release has one."""
 
 
-@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("family", thinned(FAMILIES, 4, BASES))
 def test_a_name_may_lack_the_prefix_of_the_base_model_or_have_it_once_more(family, tmp_path):
     """As `from_pretrained` reads them: of a stack or of a head, all of them or some."""
     weights, _ = write_tiny(tmp_path, tiny(TINY[family]))
