@@ -150,8 +150,7 @@ Texts = Mapping[str, str]
 def read_relevance(path: Path, queries: Texts, corpus: Texts) -> dict[str, dict[str, float]]:
     """Returns the relevant documents of each query with their relevance, above 0.
 
-    Raises: ConfigError, DataError: A line is no judgment, or names a query or a document that is
-        not there.
+    Raises: ConfigError, DataError: A line is no judgment, or names an unknown query or document.
     """
     relevance: dict[str, dict[str, float]] = {}
     for number, line in enumerate(read_texts(path), start=1):
