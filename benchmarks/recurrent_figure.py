@@ -13,10 +13,17 @@ from benchmarks.recall_data import PAIRS
 Rows = dict[str, dict[str, Any]]
 
 
-def read_rows(path: Path) -> Rows:
-    """Returns the last row of each question that was not a trial."""
-    rows = [json.loads(line) for line in path.read_text().splitlines()]
-    return {row["question"]: row for row in rows if not row["quick"]}
+def read_rows(paths: list[Path]) -> Rows:
+    """Returns the last row of each question that was not a trial, with the arms of those before it that it lacks."""
+    rows: Rows = {}
+    for row in (json.loads(line) for path in paths for line in path.read_text().splitlines()):
+        if row["quick"]:
+            continue
+        earlier = rows.get(row["question"], {})
+        rows[row["question"]] = row | {
+            key: earlier.get(key, {}) | row[key] for key in ("arms", "parameters", "tokens_per_s") if key in row
+        }
+    return rows
 
 
 def draw(rows: Rows, path: Path) -> None:
@@ -26,7 +33,9 @@ def draw(rows: Rows, path: Path) -> None:
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    figure, panels = pyplot.subplots(-(-len(rows) // 2), 2, figsize=(11, 4 * -(-len(rows) // 2)), layout="constrained")
+    across, down = min(2, len(rows)), -(-len(rows) // 2)
+    size = (5.5 * across, 4 * down)
+    figure, panels = pyplot.subplots(down, across, figsize=size, squeeze=False, layout="constrained")
     for axes in panels.flat[len(rows) :]:
         axes.set_visible(False)
     for axes, (question, row) in zip(panels.flat, rows.items(), strict=False):
@@ -107,7 +116,7 @@ def _fill(lines: list[list[str]], cells: dict[str, str]) -> None:
 def main() -> None:
     """Writes the picture and prints the table."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("rows", type=Path)
+    parser.add_argument("rows", type=Path, nargs="+")
     parser.add_argument("--picture", type=Path, default=Path("docs/why_transformers.png"))
     arguments = parser.parse_args()
     rows = read_rows(arguments.rows)
