@@ -13,6 +13,7 @@ from pretrain.model.parts.short_convolution import ShortConvolution
 from pretrain.model.parts.state_space import StateSpaceInput, state_space_rule
 from pretrain.objective.loss import sum_token_loss
 from pretrain.types import Batch
+from tests.helpers.tables import alternating
 from tests.unit.model.tiny import CPU, build, packed_batch, random_batch, single_documents, tiny_config
 
 HYBRID = {"preset": "hybrid-tiny", "model": {"max_seq_len": 512}}
@@ -244,9 +245,9 @@ RULES = {"delta": (gated_delta, "gated_delta_rule"), "mamba2": (state_space, "st
 """Module and name of the rule of each mixer with a state."""
 
 
-@pytest.mark.parametrize("mixer", RULES)
 @pytest.mark.parametrize(
-    "mutation", ["nothing starts anew", "the state alone", "the convolution alone", "a token late"]
+    ("mutation", "mixer"),
+    alternating(["nothing starts anew", "the state alone", "the convolution alone", "a token late"], [*RULES]),
 )
 def test_documents_that_leak_are_noticed(monkeypatch, mutation, mixer):
     model = build(tiny_config(**HYBRID, mixers=[mixer]), dtype=torch.float64)
