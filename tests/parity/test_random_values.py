@@ -33,10 +33,11 @@ BART = {
     "encoder_ffn_dim": 96, "decoder_ffn_dim": 80, "max_position_embeddings": 64, "init_std": 0.2,
     "decoder_start_token_id": 2, "pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "forced_eos_token_id": 2,
 }  # fmt: skip
+GPT2 = {"n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2}
 SIZES: dict[str, dict[str, Any]] = {
     "t5": T5, "mt5": T5, "umt5": T5,
-    "bart": BART, "marian": BART, "mbart": BART, "plbart": BART,
-    "gpt2": {"n_embd": 48, "n_layer": 3, "n_head": 6, "n_positions": 64, "bos_token_id": 1, "eos_token_id": 2},
+    **dict.fromkeys(("bart", "marian", "mbart", "plbart", "pegasus", "blenderbot"), BART),
+    **dict.fromkeys(("gpt2", "gpt_bigcode"), GPT2), "gptj": GPT2 | {"rotary_dim": 4},
     "distilbert": {"dim": 48, "hidden_dim": 96, "n_layers": 3, "n_heads": 6, "max_position_embeddings": 64},
 }  # fmt: skip
 COMMON = {
@@ -44,16 +45,34 @@ COMMON = {
     "num_key_value_heads": 2, "max_position_embeddings": 64, "initializer_range": 0.2, "bos_token_id": 1,
     "eos_token_id": 2, "pad_token_id": 0,
 }  # fmt: skip
+DEEPSEEK = {
+    "num_key_value_heads": 6,
+    "q_lora_rank": 20,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 8,
+    "qk_nope_head_dim": 12,
+    "v_head_dim": 10,
+    "n_routed_experts": 8,
+    "n_group": 4,
+    "topk_group": 2,
+    "num_experts_per_tok": 3,
+    "moe_intermediate_size": 20,
+    "n_shared_experts": 2,
+    "first_k_dense_replace": 1,
+}
 OWN: dict[str, dict[str, Any]] = {
     "mixtral": {"num_local_experts": 5},
     "qwen3_moe": {"num_experts": 6, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "head_dim": 12},
     "olmoe": {"num_experts": 6, "num_experts_per_tok": 3},
     "gpt_oss": {"num_local_experts": 5, "num_experts_per_tok": 2, "head_dim": 12, "sliding_window": 5},
-    "deepseek_v3": {
-        "num_key_value_heads": 6, "q_lora_rank": 20, "kv_lora_rank": 16, "qk_rope_head_dim": 8, "qk_nope_head_dim": 12,
-        "v_head_dim": 10, "n_routed_experts": 8, "n_group": 4, "topk_group": 2, "num_experts_per_tok": 3,
-        "moe_intermediate_size": 20, "n_shared_experts": 2, "first_k_dense_replace": 1,
+    **dict.fromkeys(("deepseek_v2", "deepseek_v3", "glm4_moe_lite"), DEEPSEEK),
+    "dots1": {
+        "n_routed_experts": 8, "num_experts_per_tok": 3, "moe_intermediate_size": 20, "n_shared_experts": 2,
+        "first_k_dense_replace": 1,
     },
+    # Rounding grows with each of up to 96 layers that are drawn, and faster at 0.2.
+    "granitemoe": {"initializer_range": 0.1},
+    **{key: {"head_dim": 8} for key in ("helium", "ministral")},
     **{key: {"sliding_window": 5} for key in ("mistral", "olmo3", "cohere2", "starcoder2")},
     "gemma2": {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 16},
     "gemma3_text": {"head_dim": 16, "sliding_window": 5, "query_pre_attn_scalar": 16},
