@@ -52,13 +52,16 @@ def write_fragments(path: Path, fragments: Iterable[Fragment]) -> FileRecord:
     return write_pieces(path, [(key, tensor.numel()) for key, tensor in pieces], parts)
 
 
-def write_pieces(path: Path, pieces: list[tuple[str, int]], parts: Iterable[memoryview]) -> FileRecord:
+def write_pieces(
+    path: Path, pieces: list[tuple[str, int]], parts: Iterable[memoryview], *, over: bool = False
+) -> FileRecord:
     """Writes a safetensors file of 1-D fp32 tensors; see `write_fragments`.
 
     Args:
         path: The file.
         pieces: Name and elements of each tensor, in order.
         parts: Their bytes, one after another, cut anywhere; none is empty.
+        over: The file is there, and its pages are used again.
     """
     header: dict[str, object] = {"__metadata__": {"format": "pt"}}
     end = 0
@@ -67,7 +70,8 @@ def write_pieces(path: Path, pieces: list[tuple[str, int]], parts: Iterable[memo
         header[key] = {"dtype": "F32", "shape": [length], "data_offsets": [start, end]}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    return write_chunks(path, chain([memoryview(struct.pack("<Q", len(text)) + text)], parts))
+    chunks = chain([memoryview(struct.pack("<Q", len(text)) + text)], parts)
+    return write_chunks(path, chunks, over=over)
 
 
 class _Piece(NamedTuple):

@@ -4,8 +4,8 @@
     a recovery      newest step with a .json of every rank  ->  manifest  ->  loaded as a checkpoint
 
 The folder, in /dev/shm, is that of the launcher, and outlives the ranks. A copy is written by a
-thread, and waited for before the next. Ranks meet in every step: when one begins a copy, all have
-written their last but one, so that three are enough, the one being written included.
+thread, over the oldest, and waited for before the next. Ranks meet in every step: when one begins a
+copy, all have written their last but one, so that three are enough, the one being written included.
 """
 
 import logging
@@ -76,13 +76,13 @@ class MemoryCopies:
             return
         self.finish()
         self._steps.append(state.step)
-        stale, self._steps = self._steps[:-COPIES], self._steps[-COPIES:]
-        for step in stale:
-            self._remove(step)
-        if len(self._steps) == COPIES and not stale and self._world.is_main:
+        stale = self._name(self._steps.pop(0)) if len(self._steps) > COPIES else None
+        if stale is not None:
+            stale.with_suffix(".json").unlink(missing_ok=True)  # the copy counts no longer
+        elif len(self._steps) == COPIES and self._world.is_main:
             self._tidy(self._own)  # all ranks have a copy of this world
         snapshot = Snapshot(store, self._host)
-        self._writing = start_thread(partial(self._write, snapshot, state))
+        self._writing = start_thread(partial(self._write, snapshot, state, stale))
 
     def finish(self) -> None:
         """Waits for the copy that is being written, whose failure is a warning."""
@@ -100,17 +100,16 @@ class MemoryCopies:
     def _name(self, step: int) -> Path:
         return self._own / step_name(step) / f"rank-{self._world.rank:05d}"
 
-    def _remove(self, step: int) -> None:
-        path = self._name(step)
-        path.with_suffix(".json").unlink(missing_ok=True)  # first: the copy counts no longer
-        path.with_suffix(".safetensors").unlink(missing_ok=True)
-        with suppress(OSError):  # the last rank removes the folder
-            path.parent.rmdir()
-
-    def _write(self, snapshot: Snapshot, state: TrainState) -> None:
+    def _write(self, snapshot: Snapshot, state: TrainState, stale: Path | None) -> None:
         path = self._name(state.step)
+        file = path.with_suffix(".safetensors")
         make_dir(path.parent)
-        record = snapshot.write(path.with_suffix(".safetensors"))
+        if stale is not None:  # new pages would cost more than all else
+            with suppress(OSError):
+                stale.with_suffix(".safetensors").rename(file)
+            with suppress(OSError):  # the last rank removes the folder
+                stale.parent.rmdir()
+        record = snapshot.write(file, over=file.exists())
         vote = {
             "record": asdict(record),
             "layout": snapshot.layout,

@@ -167,7 +167,7 @@ class Snapshot:
         """Size of its tensors."""
         return self._host.num_bytes
 
-    def write(self, path: Path) -> FileRecord:
+    def write(self, path: Path, *, over: bool = False) -> FileRecord:
         """Checks that all values are finite, and writes them, in a pass each.
 
         Raises:
@@ -183,7 +183,7 @@ class Snapshot:
                     fix="the checkpoints before it are good: lower optim.lr or roll back",
                 )
         pieces = list(zip(self._keys, self._lengths, strict=True))
-        return write_pieces(path, pieces, self._host.content())
+        return write_pieces(path, pieces, self._host.content(), over=over)
 
 
 def _is_finite(values: np.ndarray) -> bool:

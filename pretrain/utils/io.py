@@ -114,8 +114,8 @@ def _rechunk(chunks: Iterable[memoryview], size: int) -> Iterator[memoryview]:
             room = (room - taken) or size
 
 
-def write_chunks(path: Path, chunks: Iterable[memoryview]) -> FileRecord:
-    """Writes buffers one after another to a new file and fsyncs it.
+def write_chunks(path: Path, chunks: Iterable[memoryview], *, over: bool = False) -> FileRecord:
+    """Writes buffers one after another to a new file, or `over` one, and fsyncs it.
 
     The CRCs are those of the memory, not of the disk.
 
@@ -127,7 +127,7 @@ def write_chunks(path: Path, chunks: Iterable[memoryview]) -> FileRecord:
     total = 0
     with disk_errors("write", path):
         _operation("open", path)
-        file = path.open("xb")
+        file = path.open("r+b" if over else "xb")
         try:
             with file:
                 for piece in _rechunk(chunks, CRC_CHUNK_BYTES):
@@ -137,6 +137,8 @@ def write_chunks(path: Path, chunks: Iterable[memoryview]) -> FileRecord:
                     _operation("write", path)
                     file.write(piece)
                     total += len(piece)
+                if over:
+                    file.truncate()
                 file.flush()
                 _operation("fsync", path)
                 os.fsync(file.fileno())

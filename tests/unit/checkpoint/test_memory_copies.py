@@ -58,6 +58,19 @@ def test_the_newest_copy_of_all_ranks_is_loaded_into_any_layout_and_the_rest_rem
     assert load(tmp_path) == 2, "a loss before the next copy needs it again"
 
 
+def test_a_copy_is_written_over_the_oldest(tmp_path):
+    def numbers() -> set[int]:
+        return {path.stat().st_ino for path in tmp_path.rglob("*.safetensors")}
+
+    ranks = Ranks(tmp_path, 2)
+    ranks.take(*range(1, COPIES + 1))
+    pages = numbers()
+    assert len(pages) == 2 * COPIES
+    ranks.take(*range(COPIES + 1, 3 * COPIES))
+    assert numbers() == pages
+    assert load(tmp_path) == 3 * COPIES - 1
+
+
 def test_a_copy_of_a_later_world_is_newer_by_its_step(tmp_path):
     Ranks(tmp_path, 2).take(4)
     Ranks(tmp_path, 1, number=1).take(5)

@@ -410,3 +410,15 @@ def test_a_file_is_cut_in_place_and_synced(tmp_path):
     path.write_bytes(b"0123456")
     assert record_operations(lambda: io.cut_file(path, 3)) == ["truncate", "fsync"]
     assert path.read_bytes() == b"012"
+
+
+def test_a_file_that_is_written_over_has_the_new_bytes_alone(tmp_path):
+    path = tmp_path / "copy"
+    first = io.write_chunks(path, [memoryview(b"x" * 100)])
+    number = path.stat().st_ino
+    second = io.write_chunks(path, [memoryview(b"ab"), memoryview(b"c")], over=True)
+    assert path.read_bytes() == b"abc" and path.stat().st_ino == number
+    assert (first.num_bytes, second.num_bytes) == (100, 3)
+    with pytest.raises(DiskError):
+        io.write_chunks(path, [memoryview(b"d")])
+    assert path.read_bytes() == b"abc"
