@@ -127,13 +127,14 @@ def kill_rank(launcher: subprocess.Popen[str], rank: int, number: int = signal.S
 
 
 def tensors_of(checkpoint: Path) -> dict[str, np.ndarray]:
-    """Every weight and moment of a checkpoint, whole, by name."""
+    """Every weight and moment of a checkpoint by name: whole, or one after another the stripes of each rank."""
     pieces: dict[str, list[tuple[int, np.ndarray]]] = {}
     for path in sorted(checkpoint.glob("*.safetensors")):
         with safe_open(path, framework="np") as file:
             for key in file.keys():  # noqa: SIM118 (not a dict)
                 name, _, offset = key.rpartition("@")
-                pieces.setdefault(name, []).append((int(offset), file.get_tensor(key)))
+                first = int(offset.partition("+")[0])
+                pieces.setdefault(name, []).append((first, file.get_tensor(key)))
     return {name: np.concatenate([a for _, a in sorted(found, key=lambda p: p[0])]) for name, found in pieces.items()}
 
 

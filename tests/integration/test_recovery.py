@@ -17,6 +17,7 @@ from benchmarks import recovery
 from pretrain.tracking.audit import read_audit
 from tests.helpers.fork_server import SOURCE_PATH
 from tests.helpers.runs import RunMaker, assert_same_run
+from tests.helpers.servers import serve_s3
 
 pytestmark = pytest.mark.long
 
@@ -138,6 +139,42 @@ def test_a_rank_that_is_lost_in_any_phase_leaves_no_trace_in_the_course(make_run
     timed = ("_s", "memory_bytes", "data_wait", "checkpoint_step", "mfu")
     ours, expected = (rows_of(make_run.folder(name).metrics, *timed) for name in ("lost", "whole"))
     assert [row for row in ours if len(row) > 1] == [row for row in expected if len(row) > 1]
+
+
+FEW = [
+    "data.5.0.KILL",
+    "forward-backward.16.1.KILL",
+    "load.0.0.KILL",  # in the recovery from the one before
+    "exchange.27.0.SEGV",
+    "save_write.30.1.KILL",
+    "update.42.1.STOP",
+]
+KINDS = [
+    (1, ["parallel.tensor=2"]),
+    (0, ["parallel.sequence=2"]),
+    (0, ["model.decoder.experts={count: 4, top_k: 2}", "parallel.experts=2"]),
+    (0, ["optim.ema.horizon_steps=10"]),
+    (1, ["init.from=BASE", "finetune={kind: lora, rank: 4}"]),
+    (1, ["checkpoint.upload=s3://lab/runs"]),
+]
+
+
+@pytest.mark.parametrize(("copies", "kind"), KINDS)
+def test_losses_leave_no_trace_in_other_kinds_of_runs(make_run, plan, tmp_path, copies, kind):
+    items = ["checkpoint.every_steps=10", "engine.zero_stage=1", "train.stop_after=50", *kind]
+    if "init.from=BASE" in kind:
+        make_run.train("base", "train.stop_after=10", "checkpoint.every_steps=10")
+        items = [item.replace("BASE", str(make_run.folder("base").path)) for item in items]
+    (tmp_path / "bucket").mkdir()
+    with serve_s3({"lab": tmp_path / "bucket"}):
+        whole = [item.replace("lab/runs", "lab/whole") for item in items]
+        make_run.complete("whole", *whole)
+        environment = plan(*FEW)
+        recover = ("run.recover=spare", f"run.recover_every_steps={copies}", "extend=[losses]")
+        output = make_run.complete("lost", *items, *recover, **environment)
+    assert not list(Path(environment["PLAN"]).iterdir()), output
+    assert_same_run(make_run, "lost", "whole", 50)
+    assert len([entry for entry in recoveries_of(make_run, "lost") if "seconds" in entry]) == len(FEW) - 1
 
 
 def test_losses_at_random_moments_leave_the_launcher_as_it_was(tmp_path, corpus):
