@@ -260,9 +260,16 @@ def test_the_fragments_of_1024_ranks_cover_every_element_once():
             assert stage == 0 or part * ranks >= length
 
 
-@pytest.mark.parametrize("sequence", [2, pytest.param(8, marks=pytest.mark.long)])
-def test_ranks_that_share_rows_exchange_what_the_plan_says_and_send_nothing_else_more(sequence):
-    heads = {"decoder": {"layers": 2, "heads": 8, "kv_heads": 4, "head_width": 16}}
+MIXERS = {"layers": 4, "mixers": ["delta", "mamba2", "convolution", "attention"]}
+MIXERS |= {"mamba2": {"heads": 8, "head_width": 16, "state_width": 12, "groups": 2}}
+
+
+@pytest.mark.parametrize(
+    ("sequence", "mixers"),
+    [(2, {}), *(pytest.param(*case, marks=pytest.mark.long) for case in ((8, {}), (2, MIXERS), (8, MIXERS)))],
+)
+def test_ranks_that_share_rows_exchange_what_the_plan_says_and_send_nothing_else_more(sequence, mixers):
+    heads = {"decoder": {"layers": 2, "heads": 8, "kv_heads": 4, "head_width": 16} | mixers}
     arguments = {"ranks": 8, "cases": [(2, "compute"), (3, "compute")], "model": MODEL | heads}
     (alone,) = run_in_ranks("tests.integration.test_collectives:traffic", 1, arguments)
     (shared,) = run_in_ranks("tests.integration.test_collectives:traffic", 1, {**arguments, "sequence": sequence})
@@ -275,9 +282,12 @@ def test_ranks_that_share_rows_exchange_what_the_plan_says_and_send_nothing_else
         assert mine["bytes"] == its["bytes"]
 
 
-@pytest.mark.parametrize("tensor", [2, pytest.param(4, marks=pytest.mark.long)])
-def test_ranks_that_share_matrices_send_what_the_plan_says(tensor):
-    heads = {"decoder": {"layers": 2, "heads": 8, "kv_heads": 4, "head_width": 16}}
+@pytest.mark.parametrize(
+    ("tensor", "mixers"),
+    [(2, {}), pytest.param(4, {}, marks=pytest.mark.long), pytest.param(2, MIXERS, marks=pytest.mark.long)],
+)
+def test_ranks_that_share_matrices_send_what_the_plan_says(tensor, mixers):
+    heads = {"decoder": {"layers": 2, "heads": 8, "kv_heads": 4, "head_width": 16} | mixers}
     cases = [(1, "compute"), (2, "compute"), (3, "compute")]
     arguments = {"ranks": 8, "cases": cases, "model": MODEL | heads, "tensor": tensor}
     (found,) = run_in_ranks("tests.integration.test_collectives:traffic", 1, arguments)
