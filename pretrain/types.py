@@ -173,13 +173,18 @@ StackRowsT = TypeVar("StackRowsT", bound=StackRows[Any])
 
 @dataclass(frozen=True, slots=True)
 class PairBatch(ArrayFields[Array]):
-    """Two answers to each of A prompts, and P tokens of them all, at `Batch.target_positions_P`."""
+    """Two answers to each of A prompts, and P tokens of them all, at `Batch.target_positions_P`.
+
+    The second answer of records that are judged is that of another prompt.
+    """
 
     targets_P: Array  # int64 ids of these tokens
     sides_P: Array  # int64: 2 n for the chosen answer of pair n, 2 n + 1 for the rejected one
     keys_A: Array  # int64 hash of the tokens of a pair
     # float64 log-probabilities of the answers by the model that training began with. None: unknown
     reference_A2: Array | None = None
+    wanted_A: Array | None = None  # bool: the record is wanted; None: pairs
+    rows_A: Array | None = None  # int64 row of each record; None: pairs
 
 
 @dataclass(frozen=True, slots=True)

@@ -98,7 +98,8 @@ class InputConfig(Section):
     the given tokenizer's folder or run, where it has one, else `chatml`, whose two tokens are added. A
     prompt has the role user. None: no such text."""
     label_field: str = "label"
-    """Field of the label (text or number), for classes; `text_field` has the text."""
+    """Field of the label (text or number), for classes; `text_field` has the text. For feedback, true
+    where the response is wanted, else false."""
     choices_field: str = "choices"
     """Field of the list of answers to choose from, for choices, or of an object with their `text`
     and `label`; `label_field` has the right one, by its place from 0, its label or its text."""
@@ -258,11 +259,11 @@ class PrepareConfig(Section):
     """Output folder."""
     kind: DataKind = "text"
     """Kind of documents: `text`, `pairs`, `records` (prompts and responses), `preferences` (prompts
-    with a chosen and a rejected answer), `classes` (texts with a label), `tags` (texts with a label
-    a word), `answers` (questions with a text that has the answer), `choices` (questions with
-    answers to choose from), `triples` (queries with the text that belongs to each, and others that
-    do not), `images` (folders of classes; or with captions, which need a
-    tokenizer)."""
+    with a chosen and a rejected answer), `feedback` (prompts and responses that are wanted, or not),
+    `classes` (texts with a label), `tags` (texts with a label a word), `answers` (questions with a
+    text that has the answer), `choices` (questions with answers to choose from), `triples` (queries
+    with the text that belongs to each, and others that do not), `images` (folders of classes; or with
+    captions, which need a tokenizer)."""
     inputs: list[InputConfig] = Field(default_factory=list)
     """Inputs, in the order in which they are read."""
     tokenizer: TokenizerConfig = TokenizerConfig()
@@ -327,7 +328,7 @@ class PrepareConfig(Section):
     def _input_conflicts(self, key: str, one: InputConfig) -> Conflicts:
         layout = LAYOUTS[self.kind]
         if one.template is not None and not layout.loss_mask:
-            yield f"{key}.template goes with kind=records or preferences, not {self.kind}", "leave it out"
+            yield f"{key}.template goes with kind=records, preferences or feedback, not {self.kind}", "leave it out"
         if one.messages_field is not None and layout.two_sides:
             yield f"{key}.messages_field goes with kind=records", "chosen_field and rejected_field may have messages"
         if one.normalize is not None and not layout.normalized:

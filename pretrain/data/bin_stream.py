@@ -188,8 +188,10 @@ class _RowWriter:
         layout = shards.index.layout
         self._loss_mask = np.zeros(shape, dtype=bool) if layout.loss_mask else None
         self._has_sides = layout.two_sides
+        self._is_judged = layout.judged
         self._has_choices = layout.many_choices
-        self._labels = np.full(shape, IGNORE_INDEX, dtype=np.int16) if layout.has_labels else None
+        has_labels = layout.has_labels or layout.judged
+        self._labels = np.full(shape, IGNORE_INDEX, dtype=np.int16) if has_labels else None
         self._filled = np.zeros(num_rows, dtype=np.int64)
         self._starts: list[int] = []
 
@@ -208,7 +210,9 @@ class _RowWriter:
             if self._has_sides:  # the rejected side is a document of its own
                 second = at + int(np.argmax(mask >= REJECTED))
                 self._starts.append(row * self._tokens.shape[1] + second)
-        if self._labels is not None:
+        if self._labels is not None and self._is_judged:
+            self._labels[row, at : at + size] = reader.loss(member)[first : first + size] < REJECTED
+        elif self._labels is not None:
             marks = reader.labels(member)[first : first + size]
             self._labels[row, at : at + size] = marks
             if self._has_choices:  # each is a document of its own

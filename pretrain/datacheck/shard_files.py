@@ -156,7 +156,7 @@ def _check_beside(reader: ShardReader, number: int, lengths: dict[str, np.ndarra
         text = f"has {len(lengths['source'])} documents of {len(lengths['tokens'])}"
         raise _contradiction(reader, f"{number:08d}.source.npy {text}")
     if index.layout.loss_mask:
-        most = 1 | REJECTED if index.layout.two_sides else 1
+        most = 1 | REJECTED if index.layout.two_sides or index.layout.judged else 1
         if int(reader.loss(number).max()) > most:
             raise _contradiction(reader, f"{number:08d}.loss.npy holds more than 0 to {most}")
     if index.layout.has_labels:

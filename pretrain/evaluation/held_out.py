@@ -37,6 +37,7 @@ from pretrain.evaluation.row_loss import (
     sum_rows,
 )
 from pretrain.kinds.heads import HEADS
+from pretrain.kinds.objective import NOTHING_SHOWN, Shown
 from pretrain.kinds.objectives import OBJECTIVES
 from pretrain.model import LanguageModel
 from pretrain.objective import build_loss, shown_of
@@ -59,7 +60,7 @@ class SourceLoss:
     chooses: bool = True  # the model chooses among answers; not of a head of pixels
     exact: float | None = None  # share of captions that greedy decoding writes as they are
     scores_words: bool = True  # the loss is one of words (`ObjectiveConfig.scores_words`)
-    shown: tuple[str, ...] = ()  # names of `LossReport.shown`
+    shown: Shown = NOTHING_SHOWN  # of `LossReport.shown`
 
     def facts(self) -> dict[str, Any]:
         """Returns plain values."""
@@ -78,7 +79,7 @@ class SourceLoss:
         hidden = set() if self.scores_words else {"perplexity"}
         hidden |= set() if self.chooses else {"accuracy", "correct"}
         facts = {name: value for name, value in report.facts().items() if name not in hidden}
-        return facts | dict(zip(self.shown, report.shown, strict=False))  # sums of rows have none
+        return facts | self.shown.metrics(report.shown)
 
     def lines(self, baseline: str | None) -> list[str]:
         """Returns the lines of the report; `baseline` is the path of the baseline."""
@@ -92,7 +93,7 @@ class SourceLoss:
             f"  {self.source:<12} loss {report.loss:.4f}{perplexity}{bits}  "
             f"{accuracy}{report.num_targets:,} targets{left_out}"
         ]
-        for name, value in zip(self.shown, report.shown, strict=False):
+        for name, value in self.shown.metrics(report.shown).items():
             lines.append(f"{indent}{name.replace('_', ' ')} {value:.4f}")
         if self.exact is not None:
             how = "greedy decoding of whole captions"

@@ -32,6 +32,7 @@ class Layout:
     has_source: bool = False  # a source beside each document, the target
     loss_mask: bool = False  # 1 where a token is a target
     two_sides: bool = False  # two answers to a prompt; the second has REJECTED in its mask
+    judged: bool = False  # wanted, or not; all tokens of the latter have REJECTED in their mask
     labelled: bool = False  # a label for each token
     labels_words: bool = False  # labels are of words, not of the whole document
     names_labels: bool = False  # the index names the labels

@@ -1,6 +1,6 @@
 """Record of an objective: everything that a stage may ask of it. One file each in `kinds/objectives/`."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -21,6 +21,21 @@ class RowShape(NamedTuple):
     target: int
     source: int | None = None
     weight: float = 1.0  # share of the rows, at any scale
+
+
+class Shown(NamedTuple):
+    """Further sums of a loss (`LossOutput.shown_M`), which are logged as means over the targets."""
+
+    names: tuple[str, ...] = ()
+    summarize: Callable[[dict[str, float]], dict[str, float]] = dict
+    """`summarize(means)`: metrics of the means by name."""
+
+    def metrics(self, means: Iterable[float]) -> dict[str, float]:
+        """Returns the metrics; none without means, as of losses by row."""
+        return self.summarize(dict(zip(self.names, means, strict=False)))
+
+
+NOTHING_SHOWN = Shown()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,8 +86,7 @@ class Objective:
     """Metric that counts targets. Empty: that of the head."""
     targets: str = ""
     """Targets in words. Empty: those of the head."""
-    shown: tuple[str, ...] = ()
-    """Names of further sums of the loss (`LossOutput.shown_M`), logged as means over the targets."""
+    shown: Shown = NOTHING_SHOWN
     token_kinds: str = "pretrain.objective.token_kinds:text_kinds"
     """`kinds(rows, section, vocabulary)`, as in that module."""
     row_note: str = ""

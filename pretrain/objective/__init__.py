@@ -9,6 +9,7 @@ from torch import Tensor
 
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.errors import ConfigError
+from pretrain.kinds.objective import Shown
 from pretrain.kinds.objectives import OBJECTIVES
 from pretrain.objective.loss import Loss, LossOutput
 from pretrain.objective.mixed import mix
@@ -56,8 +57,8 @@ def _settings(config: ObjectiveConfig) -> dict[str, Any]:
     return {key: getattr(one, key) for key, one in sections.items()}
 
 
-def shown_of(config: ObjectiveConfig) -> tuple[str, ...]:
-    """Returns the names of what its loss shows besides the loss and the right answers."""
+def shown_of(config: ObjectiveConfig) -> Shown:
+    """Returns what its loss shows besides the loss and the right answers."""
     return OBJECTIVES[config.tasks[0].kind].shown
 
 

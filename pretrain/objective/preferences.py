@@ -19,8 +19,9 @@ sum of log-probabilities.
 """
 
 import hashlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
 from pkgutil import resolve_name
 
@@ -32,7 +33,7 @@ from torch import Tensor
 
 from pretrain.errors import DataError
 from pretrain.kinds.objectives.dpo import DpoConfig
-from pretrain.kinds.preference_losses import PREFERENCE_LOSSES, PreferenceLoss
+from pretrain.kinds.preference_losses import PREFERENCE_LOSSES
 from pretrain.objective.causal import causal_rows
 from pretrain.objective.loss import LossOutput, Model, linear_cross_entropy
 from pretrain.objective.preference_formulas import PairLosses
@@ -144,20 +145,49 @@ def add_reference(make_rows: RowMaker, table: ReferenceTable | None) -> Callable
 def sum_preference_loss(model: Model, batch: Batch, loss: str = "sigmoid", **settings: float) -> LossOutput:
     """Sums the losses of the pairs of a batch, and shows their rewards and log-probabilities.
 
-    Without the reference that a loss needs nothing is minimised, and what is shown are the
-    log-probabilities of the answers, float64 [2 A], chosen and rejected in turn.
-
     Args:
         model: The model.
         batch: Rows with pairs.
         loss: Name in `PREFERENCE_LOSSES`.
         settings: Values of the keys that formulas take.
     """
+    record = PREFERENCE_LOSSES[loss]
+    formula = partial(resolve_name(record.formula), **{name: settings[name] for name in record.settings})
+
+    def show(scores_A2: Tensor, sums_A2: Tensor) -> list[Tensor]:
+        chosen, rejected = settings["beta"] * scores_A2.sum(dim=0)
+        num_correct = (scores_A2[:, 0] > scores_A2[:, 1]).sum()
+        return [chosen - rejected, chosen, rejected, num_correct, *sums_A2.sum(dim=0)]
+
+    return sum_pairs(model, batch, formula, show, reference=record.reference, per_token=record.per_token)
+
+
+def sum_pairs(
+    model: Model,
+    batch: Batch,
+    formula: Callable[[Tensor], PairLosses],
+    show: Callable[[Tensor, Tensor], Sequence[Tensor]],
+    *,
+    reference: bool = True,
+    per_token: bool = False,
+) -> LossOutput:
+    """Sums the losses of two answers, of the scores of both, float64 [A, 2].
+
+    Without the reference that a loss needs nothing is minimised, and what is shown are the
+    log-probabilities of the answers, float64 [2 A], the first and the second in turn.
+
+    Args:
+        model: The model.
+        batch: Rows with pairs.
+        formula: Function of the scores.
+        show: Function of the scores, and of sums of log-probabilities [A, 2]: `LossOutput.shown_M`.
+        reference: Scores are relative to the reference.
+        per_token: Scores are means over the tokens of an answer.
+    """
     pairs = batch.pairs
     assert pairs is not None and batch.target_positions_P is not None, "rows of preferences"
     output = model(batch, logits=False)
     hidden_PD = output.hidden_BTD.flatten(0, 1).index_select(0, batch.target_positions_P)
-    record = PREFERENCE_LOSSES[loss]
 
     def head_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> LossOutput:
         def score(weights_P: Tensor | None = None) -> LossOutput:
@@ -177,17 +207,22 @@ def sum_preference_loss(model: Model, batch: Batch, loss: str = "sigmoid", **set
             answers = score()
         assert answers.nll_P is not None
         sums_A2 = _sum_sides(-answers.nll_P.double(), pairs)
-        if record.reference and pairs.reference_A2 is None:
+        if reference and pairs.reference_A2 is None:
             return LossOutput(answers.loss_sum, answers.nll_sum, answers.num_correct, shown_M=sums_A2.flatten())
-        losses, rewards_A2, slopes_A2 = _compare(sums_A2, pairs, record, settings)
+        lengths_A2 = torch.ones_like(sums_A2)
+        if per_token:
+            lengths_A2 = _sum_sides(torch.ones_like(pairs.sides_P, dtype=sums_A2.dtype), pairs).clamp(min=1)
+        scores_A2 = sums_A2 / lengths_A2
+        if reference and pairs.reference_A2 is not None:
+            scores_A2 = scores_A2 - pairs.reference_A2 / lengths_A2
+        losses, slopes_A2 = _differentiate(formula, scores_A2)
         loss_sum = losses.loss_A.sum().to(answers.loss_sum.dtype)
         if torch.is_grad_enabled():
-            weights_P = -slopes_A2.flatten().index_select(0, pairs.sides_P).to(answers.nll_P.dtype)
-            weighted = score(weights_P).loss_sum
+            weights_2A = -(slopes_A2 / lengths_A2).flatten()
+            weighted = score(weights_2A.index_select(0, pairs.sides_P).to(answers.nll_P.dtype)).loss_sum
             loss_sum = weighted + (loss_sum - weighted.detach())
-        num_correct = (losses.margin_A > 0).sum()
-        means = losses.margin_A.sum(), *rewards_A2.sum(dim=0), num_correct, *sums_A2.sum(dim=0)
-        return LossOutput(loss_sum, losses.plain_A.sum(), num_correct, shown_M=torch.stack(means))
+        shown_M = torch.stack([one.double() for one in show(scores_A2, sums_A2)])
+        return LossOutput(loss_sum, losses.plain_A.sum(), (losses.margin_A > 0).sum(), shown_M=shown_M)
 
     # The hooks of ZeRO stage 3 may return a plain tuple.
     return LossOutput(*model.head(hidden_PD, head_loss))._replace(routing_LW=output.routing_LW)
@@ -199,24 +234,13 @@ def _sum_sides(values_P: Tensor, pairs: PairBatch[Tensor]) -> Tensor:
     return sums.index_add_(0, pairs.sides_P, values_P).view(-1, 2)
 
 
-def _compare(
-    sums_A2: Tensor, pairs: PairBatch[Tensor], record: PreferenceLoss, settings: Mapping[str, float]
-) -> tuple[PairLosses, Tensor, Tensor]:
-    """Returns the losses of pairs, the rewards [A, 2], and d loss / d log p of a token of each answer [A, 2]."""
-    lengths_A2 = torch.ones_like(sums_A2)
-    if record.per_token:
-        lengths_A2 = _sum_sides(torch.ones_like(pairs.sides_P, dtype=sums_A2.dtype), pairs).clamp(min=1)
-    scores_A2 = sums_A2 / lengths_A2
-    if record.reference:
-        assert pairs.reference_A2 is not None, "the caller has seen it"
-        scores_A2 = scores_A2 - pairs.reference_A2 / lengths_A2
-    taken = {name: settings[name] for name in record.settings if name in settings}
+def _differentiate(formula: Callable[[Tensor], PairLosses], scores_A2: Tensor) -> tuple[PairLosses, Tensor]:
+    """Returns the losses of pairs, detached, and the derivative of their sum by the scores [A, 2]."""
     with torch.enable_grad():
-        scores_A2.requires_grad_()
-        losses: PairLosses = resolve_name(record.formula)(scores_A2, **taken)
-        (slopes_A2,) = torch.autograd.grad(losses.loss_A.sum(), scores_A2)
-    detached = PairLosses(*(values_A.detach() for values_A in losses))
-    return detached, settings["beta"] * scores_A2.detach(), slopes_A2 / lengths_A2
+        leaf_A2 = scores_A2.detach().requires_grad_()
+        losses = formula(leaf_A2)
+        (slopes_A2,) = torch.autograd.grad(losses.loss_A.sum(), leaf_A2)
+    return PairLosses(*(values_A.detach() for values_A in losses)), slopes_A2
 
 
 def pair_kinds(rows: ModelRows, section: DpoConfig, vocabulary: Vocabulary) -> list[TokenKind]:

@@ -108,6 +108,7 @@ class Document:
     markers: frozenset[int] = frozenset()  # segments that a template wrote
     spelled: frozenset[int] | None = None  # of a template's text: segments without special tokens
     rejected: "Document | None" = None  # of a preference: the record with the rejected answer
+    is_unwanted: bool = False  # of a record that is judged
     labels: tuple[Label, ...] = ()
     fields: Mapping[str, Any] = field(default_factory=dict)  # of its record, for filters
     split: str | None = None  # if its input gives one

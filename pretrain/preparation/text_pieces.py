@@ -7,6 +7,7 @@ text       one span, or one in each split
 pairs      the source, then the target
 records    one span a segment; of a chat template, the whole text
 preferences  the spans of two records, of the chosen and of the rejected answer
+feedback   those of a record
 classes    one span
 tags       one span, which is not cut: its labels have offsets in it
 answers    the question, then the text, which is not cut either
@@ -52,6 +53,7 @@ class TextPiece(NamedTuple):
     consumed_bytes: int  # input bytes to report when it is done
     is_source: bool = False  # of a pair, before the target; else, of several sides, all but the last
     is_learned: bool = True  # its tokens have a loss
+    is_rejected: bool = False  # of the second side of a preference, or of a record that is not wanted
     labels: tuple[Label, ...] = ()  # with the first piece of a document
     is_marker: bool = False  # a template wrote it: its special tokens are meant
     begins: bool = False  # the document
@@ -157,7 +159,13 @@ def preference_pieces(document: Document, rule: SplitRule) -> list[TextPiece]:
     assert document.rejected is not None
     split = _split_of(document, rule)
     chosen = [piece._replace(is_source=True) for piece in _segment_pieces(document, split)]
-    return [*chosen, *_segment_pieces(document.rejected, split)]
+    rejected = [piece._replace(is_rejected=True) for piece in _segment_pieces(document.rejected, split)]
+    return [*chosen, *rejected]
+
+
+def feedback_pieces(document: Document, rule: SplitRule) -> list[TextPiece]:
+    """Returns the pieces of a record that is wanted, or is not."""
+    return [piece._replace(is_rejected=document.is_unwanted) for piece in record_pieces(document, rule)]
 
 
 def _segment_pieces(document: Document, split: str) -> list[TextPiece]:
@@ -400,9 +408,9 @@ class Assembler:
             for number, piece in enumerate(pieces):
                 if piece.spans is not None:
                     loss[stops[number] - tokens.lengths[number] : stops[number]] = encoded.places[number]
+            is_rejected = np.array([piece.is_rejected for piece in pieces])
+            loss |= np.repeat(is_rejected, tokens.lengths).astype(np.uint8) * REJECTED
             if self._layout.two_sides:
-                is_rejected = np.array([not piece.is_source for piece in pieces])
-                loss |= np.repeat(is_rejected, tokens.lengths).astype(np.uint8) * REJECTED
                 sides = documents.lengths.reshape(-1, 2)
                 documents = RaggedArrays(documents.values, sides.sum(axis=1))
             return TokenDocuments(documents, loss=loss)

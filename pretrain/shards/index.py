@@ -37,7 +37,8 @@ INDEX_VERSION = 3
 TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 NPY_HEADER_BYTES = 128
 REJECTED = 2
-"""Bit of the loss mask of preferences, set for all tokens of the second side, prompt and answer."""
+"""Bit of the loss mask of preferences, set for all tokens of the second side, prompt and answer, and of
+feedback, for all tokens of a record that is not wanted."""
 
 IMAGES = "images"
 """Kind of data without tokens and tokenizer: one image is one document, and counts as one token."""
@@ -162,9 +163,10 @@ class DataIndex:
     """A whole shard folder.
 
     Its kind is `text`, `pairs` (source and target), `records` (tokens with a loss mask),
-    `preferences` (such a record with each of two answers, the chosen one first), `classes` (texts
-    with a label), `tags` (texts whose words have labels), `images` (with a label) or `captions`
-    (images with a text). There is a split `train`, and maybe `validation`.
+    `preferences` (such a record with each of two answers, the chosen one first), `feedback` (such a
+    record, wanted or not), `classes` (texts with a label), `tags` (texts whose words have labels),
+    `images` (with a label) or `captions` (images with a text). There is a split `train`, and maybe
+    `validation`.
     """
 
     tokenizer_sha256: str  # of DIR/tokenizer.json, hex; empty for images

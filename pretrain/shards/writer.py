@@ -5,7 +5,8 @@
         00000007.docs.npy      1-D uint32, where each document starts in the member; the first is 0
         pairs only:    00000007.source.npy, 00000007.source_docs.npy: the same of the source side
         records only:  00000007.loss.npy: uint8, loss mask, 1 where a token is a target; of
-                       preferences, 2 is added for the tokens of the rejected side
+                       preferences, 2 is added for the tokens of the rejected side, and
+                       of feedback, for those of a record that is not wanted
         labelled only: 00000007.labels.npy: int16, number of a token's label, or IGNORE_INDEX
     ShardWriter.close        -> the sidecars, then the tar under its final name:
         NAME.idx.npy           int64 [members, columns]: places and CRC32s of each member's arrays

@@ -245,7 +245,7 @@ def _draw(start: InitialWeights, progress: Progress, name: str, shape: torch.Siz
 
 def _module(config: RunConfig, model: LanguageModel, dataset: Dataset) -> TrainModule:
     objective = config.objective
-    module = TrainModule(model, build_loss(objective), len(dataset.sources), shown_of(objective))
+    module = TrainModule(model, build_loss(objective), len(dataset.sources), shown_of(objective).names)
     module.comparison = build_comparison(objective)
     return module
 

@@ -23,6 +23,8 @@ from pretrain.config.run import RunConfig
 from pretrain.data.loader import StepBatch, StepCounts
 from pretrain.engine.engine import Update
 from pretrain.evaluation.row_loss import LossReport, evaluate_loss, pool
+from pretrain.kinds.objective import NOTHING_SHOWN, Shown
+from pretrain.objective import shown_of
 from pretrain.shards.store import WaitStoppedError
 from pretrain.tracking.meter import SourceLosses, memory_metrics
 from pretrain.training.bad_step import is_spoiled, refuse_bad_end, report_step
@@ -279,7 +281,9 @@ def _metrics(run: Run, state: TrainState, agreed: StepTotals, skipped_rows: int)
     num_targets = agreed.done.num_targets
     if num_targets and run.config.model.head.record.chooses:
         metrics["accuracy"] = agreed.num_correct / num_targets
-    metrics |= {name: value / num_targets for name, value in agreed.shown.items() if num_targets}
+    if num_targets:
+        means = (value / num_targets for value in agreed.shown.values())
+        metrics |= shown_of(run.config.objective).metrics(means)
     num_skipped = state.step - state.optimizer_step - state.empty_steps
     metrics["skipped_steps"] = float(max(num_skipped, 0))  # earlier versions applied empty steps
     loss_scale = run.engine.state.scalars().get("loss_scale.cur_scale")
@@ -376,7 +380,7 @@ def _measure(run: Run, should_stop: Callable[[], bool]) -> dict[str, float] | No
         run.validation,
         reports,
         config.counted,
-        run.engine.module.shown,
+        shown_of(config.objective),
         scores_words=config.objective.scores_words,
         chooses=config.model.head.record.chooses,
     )
@@ -386,7 +390,7 @@ def _describe(
     validation: Sequence[ValidationSource],
     reports: Sequence[LossReport],
     counted: str = "tokens",
-    shown: Sequence[str] = (),
+    shown: Shown = NOTHING_SHOWN,
     *,
     scores_words: bool = True,
     chooses: bool = True,
@@ -408,7 +412,7 @@ def _describe(
         metrics["val_perplexity"] = whole.perplexity
     if chooses:
         metrics["val_accuracy"] = whole.accuracy
-    metrics |= {f"val_{name}": value for name, value in zip(shown, whole.shown, strict=True)}
+    metrics |= {f"val_{name}": value for name, value in shown.metrics(whole.shown).items()}
     metrics[f"val_{counted}"] = float(whole.num_targets)
     if bits is not None:
         metrics["val_bits_per_byte"] = bits

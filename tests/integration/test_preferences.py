@@ -152,22 +152,49 @@ def test_held_out_accuracy_rises(runs, base, preferences):
     assert shown["newest"]["pairs"] > 0 and "tokens" not in shown["newest"]
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("loss", PREFERENCE_LOSSES)
-def test_two_ranks_take_the_steps_of_one_process(runs, loss):
-    plain = ("model.decoder.dropout=0", "train.steps=6", "eval.every_steps=6", f"objective.dpo.loss={loss}")
-    alone, both = f"alone-{loss}", f"ranks-{loss}"
+def take_steps(runs: RunMaker, case: str, *settings: str) -> None:
+    """Six steps of one process, and of two ranks with other micro-batches: the same losses and reference."""
+    plain = ("model.decoder.dropout=0", "train.steps=6", "eval.every_steps=6", *settings)
+    alone, both = f"alone-{case}", f"ranks-{case}"
     runs.train(alone, *plain, ranks=1)
     ranks = ("engine.kind=deepspeed", "engine.zero_stage=2")
     runs.train(both, *plain, *ranks, "batch.micro=4", ranks=2)
     # Sums over ranks and rows are taken in another order.
     np.testing.assert_allclose(losses(runs, both), losses(runs, alone), rtol=2e-5)
-    if not PREFERENCE_LOSSES[loss].reference:
-        assert not runs.folder(both).reference.exists()
-        return
-    tables = [read_table(runs.folder(name).reference) for name in (alone, both)]
-    np.testing.assert_array_equal(tables[0].keys, tables[1].keys)
-    np.testing.assert_allclose(tables[0].values, tables[1].values, rtol=1e-6)
+    files = [runs.folder(name).reference for name in (alone, both)]
+    assert files[0].exists() == files[1].exists()
+    if files[0].exists():
+        tables = [read_table(file) for file in files]
+        np.testing.assert_array_equal(tables[0].keys, tables[1].keys)
+        np.testing.assert_allclose(tables[0].values, tables[1].values, rtol=1e-6)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("loss", PREFERENCE_LOSSES)
+def test_two_ranks_take_the_steps_of_one_process(runs, loss):
+    take_steps(runs, loss, f"objective.dpo.loss={loss}")
+    assert runs.folder(f"ranks-{loss}").reference.exists() == PREFERENCE_LOSSES[loss].reference
+
+
+def judged(pairs: list[dict]) -> list[dict]:
+    """Both answers of each pair, wanted or not."""
+    sides = (("chosen", True), ("rejected", False))
+    return [{"prompt": one["prompt"], "response": one[side], "label": label} for one in pairs for side, label in sides]
+
+
+@pytest.mark.long
+def test_records_without_pairs_are_learned_from_and_ranks_take_the_same_steps(tmp_path, base):
+    tokenizer = f"{{kind: given, path: {base.folder('base').tokenizer}}}"
+    prepare(tmp_path / "shards", "feedback", judged(pairs_of(160, 2)), judged(pairs_of(40, 9)), tokenizer)
+    runs = RunMaker(tmp_path, tmp_path / "shards/data", DPO.replace("BASE_RUN", str(base.folder("base").path)))
+    kto = ("objective.kind=kto", "objective.dpo=null", "objective.kto.beta=0.5")
+    take_steps(runs, "kto", *kto)
+    runs.train("kto", *kto, ranks=1)
+    found = [row for row in rows_of(runs, "kto") if "val_loss" in row][-1]
+    assert found["val_records"] == 80 and found["val_accuracy"] > 0.65
+    assert found["val_rewards/margins"] == pytest.approx(found["val_rewards/chosen"] - found["val_rewards/rejected"])
+    assert found["val_rewards/chosen"] > found["val_rewards/rejected"] and found["val_kl"] >= 0
+    assert evaluated(runs.folder("kto").path)["loss"] == pytest.approx(found["val_loss"])
 
 
 @pytest.mark.long
@@ -240,6 +267,25 @@ def test_data_show_has_both_answers(tmp_path):
     assert verified.code == 0 and "exactly once: yes" in verified.stdout
 
 
+def test_data_show_has_the_answers_of_judged_records(tmp_path):
+    prepare(tmp_path / "shards", "feedback", judged(pairs_of(9, 1)), judged(pairs_of(3, 2)), "{vocab_size: 300}")
+    feedback = str(tmp_path / "shards/data")
+    result = run_warm("data", "show", feedback, "--seq-len", "192", "--rows", "1", cwd=tmp_path)
+    assert result.code == 0, result.stderr
+    kinds = [line.split(" | ")[0].strip() for line in result.stdout.splitlines() if " | A " in line]
+    assert {"chosen", "rejected"} <= {*kinds}
+    verified = run_warm("data", "verify", feedback, "--seq-len", "96", cwd=tmp_path)
+    assert verified.code == 0 and "exactly once: yes" in verified.stdout
+
+
+@pytest.mark.parametrize("label", ["yes", 1, None])
+def test_a_label_that_is_neither_true_nor_false_is_named(tmp_path, label):
+    records = [*judged(pairs_of(2, 1)), {"prompt": "p", "response": "a", "label": label}]
+    result = prepare(tmp_path / "shards", "feedback", records, records[:1], "{vocab_size: 300}", expect=65)
+    assert len(result.errors) == 1 and "make it true or false, or choose another with label_field" in result.errors[0]
+    assert "t.jsonl:5" in result.errors[0]
+
+
 @pytest.mark.parametrize(
     ("record", "message"),
     [
@@ -287,6 +333,11 @@ def test_pairs_that_are_longer_than_a_row_are_counted_or_refused(runs, tmp_path)
         (["objective.label_smoothing=0.1"], "kind=dpo compares answers; use dpo.label_smoothing"),
         (["model.multi_token=1"], "which model.multi_token does not predict; use model.multi_token=0"),
         (["data.packing=concat"], "data.packing=concat cuts documents"),
+        (["objective.kind=kto", "objective.dpo=null"], "kind=kto learns from feedback, and the data are preferences"),
+        (
+            ["objective.kind=kto", "objective.dpo=null", "data.packing=padded"],
+            "each record with the others of its row; use data.packing",
+        ),
     ],
 )
 def test_what_cannot_be_is_refused(tmp_path, few, overrides, message):

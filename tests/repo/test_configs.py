@@ -42,6 +42,7 @@ def test_the_first_line_of_a_config_is_its_summary(recipe):
 STARTS = {
     "supervised": "llama-5m",
     "dpo": "llama-5m",
+    "kto": "llama-5m",
     "causal": "llama-5m",
     "seq2seq": "t5-tiny",
     "classify": "bert-tiny",

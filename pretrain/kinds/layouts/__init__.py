@@ -5,6 +5,7 @@ from pretrain.kinds.layouts.answers import ANSWERS
 from pretrain.kinds.layouts.captions import CAPTIONS
 from pretrain.kinds.layouts.choices import CHOICES
 from pretrain.kinds.layouts.classes import CLASSES
+from pretrain.kinds.layouts.feedback import FEEDBACK
 from pretrain.kinds.layouts.images import IMAGES
 from pretrain.kinds.layouts.pairs import PAIRS
 from pretrain.kinds.layouts.preferences import PREFERENCES
@@ -18,6 +19,7 @@ LAYOUTS: dict[str, Layout] = {
     "pairs": PAIRS,
     "records": RECORDS,
     "preferences": PREFERENCES,
+    "feedback": FEEDBACK,
     "classes": CLASSES,
     "tags": TAGS,
     "answers": ANSWERS,

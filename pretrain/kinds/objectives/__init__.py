@@ -11,6 +11,7 @@ from pretrain.kinds.objectives.contrastive import CONTRASTIVE
 from pretrain.kinds.objectives.dpo import DPO
 from pretrain.kinds.objectives.fim import FIM
 from pretrain.kinds.objectives.images import IMAGES
+from pretrain.kinds.objectives.kto import KTO
 from pretrain.kinds.objectives.masked import MASKED
 from pretrain.kinds.objectives.masked_patches import MASKED_PATCHES
 from pretrain.kinds.objectives.prefix import PREFIX
@@ -39,6 +40,7 @@ OBJECTIVES: dict[str, Objective] = {
     "masked_patches": MASKED_PATCHES,
     "captions": CAPTIONS,
     "dpo": DPO,
+    "kto": KTO,
     "contrastive": CONTRASTIVE,
 }
 """Modules under `extend` may add entries. Of those that fit a model or its data, the first is the usual one."""

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from pretrain.config.base import Conflicts, OnResume, Section, check_name
-from pretrain.kinds.objective import Objective
+from pretrain.kinds.objective import Objective, Shown
 from pretrain.kinds.preference_losses import PREFERENCE_LOSSES
 
 
@@ -39,12 +39,14 @@ def _has_reference(section: DpoConfig) -> bool:
     return PREFERENCE_LOSSES[section.loss].reference
 
 
-def _conflicts(config: Any) -> Conflicts:
+def preference_conflicts(kind: str, config: Any) -> Conflicts:
+    """Yields values of a run that do not go with the comparison of answers."""
+    key = f"objective.kind={kind}"
     if config.init.from_ is None and config.objective.has_reference:
-        yield "objective.kind=dpo compares a model with the one that it began as", "set init.from"
+        yield f"{key} compares a model with the one that it began as", "set init.from"
     if getattr(config.model, "multi_token", 0):
-        yield "objective.kind=dpo compares answers, which model.multi_token does not predict", "use model.multi_token=0"
-    why = "and objective.kind=dpo adds up the tokens of an answer on one rank"
+        yield f"{key} compares answers, which model.multi_token does not predict", "use model.multi_token=0"
+    why = f"and {key} adds up the tokens of an answer on one rank"
     for name in ("sequence", "tensor"):
         ranks = getattr(config.parallel, name)
         if ranks > 1:
@@ -59,15 +61,17 @@ DPO = Objective(
     loss="pretrain.objective.preferences:sum_preference_loss",
     loss_settings=("loss", "beta", "label_smoothing", "gamma"),
     # As TRL calls them. A reward is beta times what the loss compares.
-    shown=(
-        *("rewards/margins", "rewards/chosen", "rewards/rejected", "rewards/accuracies"),
-        *("logps/chosen", "logps/rejected"),
+    shown=Shown(
+        (
+            *("rewards/margins", "rewards/chosen", "rewards/rejected", "rewards/accuracies"),
+            *("logps/chosen", "logps/rejected"),
+        )
     ),
     mixes=False,
     instead_of_tokens="compares answers",
     reference=_has_reference,
     apart="has answers in a row that",
-    conflicts=_conflicts,
+    conflicts=partial(preference_conflicts, "dpo"),
     token_kinds="pretrain.objective.preferences:pair_kinds",
     learns_parts=True,
     counted="pairs",

@@ -2,6 +2,7 @@
 
     prompt, response; messages       -> turns -> the template around them -> build_record
     prompt, chosen and rejected      -> the same of each answer           -> build_preference
+    a record, and its label          -> the record, wanted or not         -> build_feedback
 
 Turns that both sides of a preference begin with have no loss, an earlier answer neither.
 """
@@ -22,7 +23,7 @@ from pretrain.preparation.readers.messages import (
     read_system,
     read_tools,
 )
-from pretrain.preparation.readers.record_fields import RecordError, encode, kind_of, text_of
+from pretrain.preparation.readers.record_fields import RecordError, bad_field, encode, kind_of, text_of
 from pretrain.tokenizer.chat_template import ASSISTANT as TARGET_ROLE
 from pretrain.tokenizer.chat_template import ChatTemplate, ChatTemplateError, load_chat_template
 
@@ -135,6 +136,17 @@ def build_preference(record: Mapping[str, Any], config: InputConfig, consumed_by
     document.rejected = _write(rejected, template, config, tools, 0)
     names = [*names_of_prompt(config), config.chosen_field, config.rejected_field]
     return _with_unused(document, record, names, template, chosen.unused + rejected.unused)
+
+
+def build_feedback(record: Mapping[str, Any], config: InputConfig, consumed_bytes: int) -> Document:
+    """Makes a document of a prompt with an answer that is wanted, or is not. Raises: RecordError."""
+    document = build_record(record, config, consumed_bytes)
+    is_wanted = record.get(config.label_field)
+    if not isinstance(is_wanted, bool):
+        raise bad_field(record, config.label_field, "true or false", "label_field")
+    document.is_unwanted = not is_wanted
+    document.unused = {key: count for key, count in document.unused.items() if key != config.label_field}
+    return document
 
 
 def _side(

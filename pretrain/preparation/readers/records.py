@@ -7,6 +7,7 @@
                {"messages": [{"role": "user", "content": "..."}, ...]}: the turns of the assistant
                are in the loss; of ShareGPT, `from`, `value`, "human" and "gpt" are read alike;
                a chat template gets the messages as they are, and the `tools` of the record
+    feedback   a record, with "label": true where its answer is wanted, else false
     preferences  {"prompt": "...", "chosen": "...", "rejected": "..."}: the answers are learned;
                or lists of messages, whose last turns differ: after the prompt's, or with them
     classes    {"text": "...", "label": "..."}: a label is text, a whole number, or true or false
@@ -112,6 +113,8 @@ class ReadRule:
         if layout.loss_mask and not layout.two_sides and not self.config.messages_field:
             (first, *further), response = prompt_fields(self.config, known)
             needed = {"prompt_field": first, "response_field": response}
+            if layout.judged:
+                needed["label_field"] = self.config.label_field
             further += [OPTIONAL_INPUT] if first == "instruction" else []
             return needed, [*further, *EXTRA_FIELDS]
         needed = {option: getattr(self.config, option) for option in layout.fields}

@@ -188,7 +188,7 @@ def test_a_start_that_is_not_there_and_other_kinds_are_refused(tmp_path):
     train_bpe(TEXTS, 300).save(str(file))
     with pytest.raises(ConfigError, match=r"plain.json: tokenizer.begin=true: the tokenizer has no start token"):
         prepared_texts(tmp_path / "data", given(file, begin=True))
-    with pytest.raises(ValueError, match=r"tokenizer.begin goes with kind=text or records or preferences, not pairs"):
+    with pytest.raises(ValueError, match=r"begin goes with kind=text or records or preferences or feedback, not pairs"):
         prepared_texts(tmp_path / "data", given(file, begin=True), "pairs")
     with pytest.raises(ValueError, match="begin goes with kind=given, not bpe"):
         TokenizerConfig(begin=True)

@@ -29,5 +29,6 @@ def test_only_masked_objectives_leave_positions_out(objective, share):
 
 
 def test_perplexity_is_of_losses_of_words_alone():
-    no_words = {"answers", "choices", "replaced", "dpo", "classify", "tag", "images", "masked_patches", "contrastive"}
+    labels = {"answers", "choices", "replaced", "classify", "tag", "images", "masked_patches"}
+    no_words = labels | {"dpo", "kto", "contrastive"}
     assert {kind for kind in OBJECTIVES if not ObjectiveConfig(kind=kind).scores_words} == no_words

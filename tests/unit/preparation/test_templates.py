@@ -88,7 +88,7 @@ def test_a_template_that_is_none_is_refused(template, message):
 
 
 def test_a_template_goes_with_records_only():
-    with pytest.raises(ValueError, match=r"inputs\.0\.template goes with kind=records or preferences, not text"):
+    with pytest.raises(ValueError, match=r"0\.template goes with kind=records, preferences or feedback, not text"):
         PrepareConfig(output="x", kind="text", inputs=[InputConfig(template="chatml")])
 
 

@@ -16,6 +16,7 @@ from pretrain.evaluation.row_loss import LossReport
 from pretrain.evaluation.tasks import TaskReport, TaskScore
 from pretrain.evaluation.translation import TranslationReport, Translations, TranslationSet
 from pretrain.evaluation.translation_metrics import MetricScore, PairedComparison
+from pretrain.kinds.objective import Shown
 from pretrain.report import page as page_module
 from pretrain.report.evaluations import read_evaluations
 from pretrain.report.page import build_page, write_report
@@ -135,7 +136,7 @@ def test_a_loss_that_is_of_no_words_has_a_row_without_a_perplexity(tmp_path):
     (checkpoint,) = save(folder / "checkpoints", 8)
     subject = Subject(RunDir(folder), checkpoint.name, 8, next(iter(read(folder).checkpoints)).manifest)
     pairs = SourceLoss(
-        "pairs", LossReport(0.5, 24, 20, (0.25,)), None, 0, scores_words=False, shown=("rewards/margins",)
+        "pairs", LossReport(0.5, 24, 20, (0.25,)), None, 0, scores_words=False, shown=Shown(("rewards/margins",))
     )
     pixels = SourceLoss("digits", LossReport(0.25, 64, 0), None, 0, chooses=False, scores_words=False)
     report = HeldOutReport("runs/a", None, "dpo", "validation", [pairs, pixels], [WEB], subject)

@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 
 from pretrain.evaluation.row_loss import LossReport
+from pretrain.kinds.objective import Shown
 from pretrain.training.build import ValidationSource
 from pretrain.training.loop import _describe
 
@@ -49,7 +50,7 @@ def test_no_target_is_no_loss_and_not_the_best_one():
 
 def test_the_rewards_of_pairs_are_means_over_all_sources():
     reports = [LossReport(0.5, 10, 8, (0.25, 0.5)), LossReport(0.25, 30, 30, (0.75, 0.5))]
-    row = _describe([WEB, CODE], reports, "pairs", ("rewards/margins", "rewards/chosen"), scores_words=False)
+    row = _describe([WEB, CODE], reports, "pairs", Shown(("rewards/margins", "rewards/chosen")), scores_words=False)
     assert (row["val_pairs"], row["val_accuracy"]) == (40, 0.95)
     assert (row["val_rewards/margins"], row["val_rewards/chosen"]) == (0.625, 0.5)
     assert not row.keys() & {"val_perplexity", "val_tokens"}
@@ -57,6 +58,6 @@ def test_the_rewards_of_pairs_are_means_over_all_sources():
 
 @pytest.mark.parametrize("scores_words", [True, False])
 def test_perplexity_is_of_words_whether_or_not_the_loss_shows_further_sums(scores_words):
-    row = _describe([WEB], [LossReport(2.0, 10, 4, (0.5,))], "tokens", ("z_loss",), scores_words=scores_words)
+    row = _describe([WEB], [LossReport(2.0, 10, 4, (0.5,))], "tokens", Shown(("z_loss",)), scores_words=scores_words)
     assert (row["val_z_loss"], row["val_tokens"]) == (0.5, 10)
     assert ("val_perplexity" in row) == scores_words
