@@ -1,11 +1,11 @@
 """`objective:` -- training objectives, and the model shapes and data that each needs."""
 
 from functools import partial
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import AfterValidator, Field, create_model
 
-from pretrain.config.base import Conflicts, OnResume, SameKeys, Section, check_name
+from pretrain.config.base import Conflicts, OnResume, SameKeys, Section, UserPath, check_name
 from pretrain.config.data import DataConfig
 from pretrain.config.model import AnyModelConfig
 from pretrain.kinds.heads import HEADS
@@ -57,6 +57,27 @@ class MixedTaskConfig(_Sectioned):
     """Share of the rows relative to the other objectives."""
 
 
+class DistillConfig(Section):
+    """Distillation (Hinton et al. 2015): the scores of a frozen teacher are learned beside the targets.
+
+    Added to the loss of a target is `weight` times the divergence of the two distributions.
+    """
+
+    teacher: Annotated[UserPath, OnResume.ALLOW]
+    """Teacher: a run, a checkpoint, a model folder or a Hugging Face folder, of the same vocabulary and stacks."""
+    weight: Annotated[float, OnResume.WARN] = Field(default=1.0, gt=0)
+    """Factor of the divergence, beside 1 of the loss of the targets."""
+    temperature: Annotated[float, OnResume.WARN] = Field(default=1.0, gt=0)
+    """Number that divides the scores of both; the divergence is multiplied by its square."""
+    kind: Annotated[Literal["forward_kl", "reverse_kl", "mse"], OnResume.ALLOW] = "forward_kl"
+    """Divergence of a token: `forward_kl`, KL(teacher, student); `reverse_kl`, KL(student, teacher) (Gu et al.
+    2024); or `mse`, the mean squared difference of the scores (Kim et al. 2021), without a temperature."""
+
+    def _conflicts(self) -> Conflicts:
+        if self.kind == "mse" and self.differs("temperature"):
+            yield "temperature is of distributions, and kind=mse compares scores", "leave it out"
+
+
 class ObjectiveConfig(_Sectioned):
     """Training objective, or several, one of which is drawn for each row by (seed, sample id)."""
 
@@ -70,6 +91,9 @@ class ObjectiveConfig(_Sectioned):
     multi_token_weight: Annotated[float, OnResume.ALLOW] = Field(default=0.3, gt=0)
     """Weight of the mean loss of the modules of `model.multi_token` (DeepSeek-V3, 2.2 and 4.2: 0.3, and
     0.1 in the last third of the tokens), in training."""
+
+    distill: DistillConfig | None = None
+    """Teacher whose scores are learned beside the targets, where these are words. None: no teacher."""
 
     @property
     def tasks(self) -> list[TaskConfig]:
@@ -116,6 +140,9 @@ class ObjectiveConfig(_Sectioned):
         alone = [name for name in ("kind", *SECTIONS) if self.differs(name)]
         if self.mixture and alone:
             yield f"needs {alone[0]} or mixture, and not both"
+        if self.distill is not None and not self.scores_words:
+            kinds = "+".join(task.kind for task in self.tasks)
+            yield f"distill compares scores of words, which kind={kinds} does not predict", "leave it out"
         instead = OBJECTIVES[self.kind].instead_of_tokens
         for name in ("label_smoothing", "z_loss"):
             if instead and self.differs(name):

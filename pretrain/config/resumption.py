@@ -200,17 +200,27 @@ def check_start(config: RunConfig, *, has_saved: bool) -> None:
 
 
 def keep_start(stored: RunConfig, config: RunConfig) -> RunConfig:
-    """Keeps the checkpoint that a run was started from, where `init.from` names the run of that again."""
-    given, taken = config.init.from_, stored.init.from_
+    """Keeps the checkpoints of a run's start and teacher, where their runs are named again."""
+    update: dict[str, Any] = {}
+    if _is_of_same_run(stored.init.from_, config.init.from_):
+        update["init"] = config.init.model_copy(update={"from_": stored.init.from_})
+    before = stored.objective.distill
+    distill = config.objective.distill
+    if before is not None and distill is not None and _is_of_same_run(before.teacher, distill.teacher):
+        distill = distill.model_copy(update={"teacher": before.teacher})
+        update["objective"] = config.objective.model_copy(update={"distill": distill})
+    return config.model_copy(update=update) if update else config
+
+
+def _is_of_same_run(taken: str | None, given: str | None) -> bool:
+    """Returns whether `given` names the run of the checkpoint that was taken, or its best one."""
     if given is None or taken is None:
-        return config
+        return False
     start, named = Path(taken).resolve(), Path(given).resolve()
     if start.name == named.name == "ema":  # both are the average of the weights
         start, named = start.parent, named.parent
     run = start.parent.parent
-    if named not in (run, run / "best"):
-        return config
-    return config.model_copy(update={"init": config.init.model_copy(update={"from_": taken})})
+    return named in (run, run / "best")
 
 
 def fill_from(stored: RunConfig, config: RunConfig) -> RunConfig:

@@ -233,6 +233,12 @@ class RunConfig(Section):
     def _objective_conflicts(self) -> Conflicts:
         kinds = [task.kind for task in self.objective.tasks]
         yield from multi_token_conflicts(self.model, self.objective)
+        if self.objective.distill is not None:
+            for name in ("sequence", "tensor"):
+                ranks = getattr(self.parallel, name)
+                if ranks > 1:
+                    what = f"parallel.{name}={ranks}, which cuts what objective.distill compares"
+                    yield f"{what}: all scores of whole rows", f"use parallel.{name}=1"
         yield from _generator_conflicts(self)
         for kind in kinds:
             yield from kind_conflicts(kind, self.model, self.data, self.init.from_)

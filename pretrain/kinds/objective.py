@@ -24,11 +24,10 @@ class RowShape(NamedTuple):
 
 
 class Shown(NamedTuple):
-    """Further sums of a loss (`LossOutput.shown_M`), which are logged as means over the targets."""
+    """Fields `shown` and `summarize` of an objective."""
 
     names: tuple[str, ...] = ()
     summarize: Callable[[dict[str, float]], dict[str, float]] = dict
-    """`summarize(means)`: metrics of the means by name."""
 
     def metrics(self, means: Iterable[float]) -> dict[str, float]:
         """Returns the metrics; none without means, as of losses by row."""
@@ -86,7 +85,10 @@ class Objective:
     """Metric that counts targets. Empty: that of the head."""
     targets: str = ""
     """Targets in words. Empty: those of the head."""
-    shown: Shown = NOTHING_SHOWN
+    shown: tuple[str, ...] = ()
+    """Names of further sums of the loss (`LossOutput.shown_M`), logged as means over the targets."""
+    summarize: Callable[[dict[str, float]], dict[str, float]] = dict
+    """`summarize(means)`: metrics of these means by name. By default these."""
     token_kinds: str = "pretrain.objective.token_kinds:text_kinds"
     """`kinds(rows, section, vocabulary)`, as in that module."""
     row_note: str = ""

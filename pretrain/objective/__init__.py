@@ -19,6 +19,8 @@ from pretrain.types import Batch, RowMaker
 Comparison = Callable[[Sequence[Batch], Sequence[Tensor], int], list[Batch]]
 """`compare(batches, outputs, rank)`: micro-batches, and results of their rehearsals. Collective."""
 
+_OF_TEACHER = Shown(("distill_loss",))
+
 
 def build_rows(config: ObjectiveConfig, context: RowContext) -> RowMaker:
     """Returns the row maker of a run.
@@ -59,7 +61,8 @@ def _settings(config: ObjectiveConfig) -> dict[str, Any]:
 
 def shown_of(config: ObjectiveConfig) -> Shown:
     """Returns what its loss shows besides the loss and the right answers."""
-    return OBJECTIVES[config.tasks[0].kind].shown
+    record = OBJECTIVES[config.tasks[0].kind]
+    return Shown(record.shown, record.summarize) if config.distill is None else _OF_TEACHER
 
 
 __all__ = [

@@ -40,7 +40,7 @@ def build_feedback(section: KtoConfig, context: RowContext) -> RowMaker:
 
 
 def feedback_rows(rows: TokenRows, fill: int) -> ModelRows:
-    """Makes rows of pairs, twice as long, of records and the answers of their neighbours; `fill` is padding."""
+    """Makes rows of pairs, twice as long, of records and answers of their neighbours; `fill` is padding."""
     assert rows.labels_BT is not None and rows.loss_mask_BT is not None, "records that are judged"
     num_rows, width = rows.tokens_BT.shape
     width = 2 * width - 1
@@ -68,8 +68,8 @@ def feedback_rows(rows: TokenRows, fill: int) -> ModelRows:
     paired = TokenRows(tokens, rows.sample_ids_B, np.array(starts), np.array(lengths), mask)
     made = preference_rows(paired)
     assert made.pairs is not None, "rows of pairs"
-    judged = replace(made.pairs, wanted_A=np.array(wanted, bool), rows_A=np.array(rows_of_records, np.int64))
-    return replace(made, pairs=judged)
+    arrays = {"wanted_A": np.array(wanted, bool), "rows_A": np.array(rows_of_records, np.int64)}
+    return replace(made, pairs=replace(made.pairs, **arrays))
 
 
 def _records(rows: TokenRows, row: int) -> Iterator[np.ndarray]:
@@ -77,7 +77,8 @@ def _records(rows: TokenRows, row: int) -> Iterator[np.ndarray]:
     assert rows.num_tokens_B is not None, "rows are padded"
     num_tokens = int(rows.num_tokens_B[row])
     columns = rows.starts - row * rows.tokens_BT.shape[1]
-    for start, end in pairwise((*columns[(columns >= 0) & (columns < num_tokens)].tolist(), num_tokens)):
+    starts = columns[(columns >= 0) & (columns < num_tokens)].tolist()
+    for start, end in pairwise((*starts, num_tokens)):
         yield np.arange(start, end)
 
 
@@ -97,8 +98,10 @@ def sum_feedback_loss(
 ) -> LossOutput:
     """Sums the losses of the records of a batch, and shows rewards and log-probabilities of both kinds."""
     pairs = batch.pairs
-    assert pairs is not None and pairs.wanted_A is not None and pairs.rows_A is not None, "rows of records"
-    wanted_A, rows_A = pairs.wanted_A, pairs.rows_A
+    assert pairs is not None
+    wanted_A = pairs.wanted_A
+    rows_A = pairs.rows_A
+    assert wanted_A is not None and rows_A is not None, "rows of records"
     weights_A = torch.where(wanted_A, desirable_weight, undesirable_weight).double()
     formula = partial(feedback_loss, wanted_A=wanted_A, rows_A=rows_A, weights_A=weights_A, beta=beta)
 
@@ -112,7 +115,7 @@ def sum_feedback_loss(
 
 
 def feedback_loss(scores_A2: Tensor, wanted_A: Tensor, rows_A: Tensor, weights_A: Tensor, beta: float) -> PairLosses:
-    """Returns the losses of records; a record is right where its reward is on its side of that of the row."""
+    """Returns the losses of records, which are right on their side of the divergence of the row."""
     margin_A = beta * (scores_A2[:, 0] - _divergence(scores_A2, rows_A))
     margin_A = torch.where(wanted_A, margin_A, -margin_A)
     loss_A = weights_A * torch.sigmoid(-margin_A)
@@ -127,7 +130,7 @@ def _divergence(scores_A2: Tensor, rows_A: Tensor) -> Tensor:
 
 
 def feedback_kinds(rows: ModelRows, section: KtoConfig, vocabulary: Vocabulary) -> list[TokenKind]:
-    """Returns the kinds of the tokens of a row of records, for `pretrain data show`; second answers are context."""
+    """Returns the kinds of the tokens of a row, for `pretrain data show`; second answers are context."""
     pairs = rows.pairs
     assert pairs is not None and pairs.wanted_A is not None and rows.target_positions_P is not None
     kinds = [TokenKind.CONTEXT] * rows.tokens_BT.shape[1]

@@ -38,6 +38,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from pretrain.objective.chunk_loss import CrossEntropy, sum_chunk, sum_shared_chunk
+from pretrain.objective.distillation import Distillation
 from pretrain.plan.memory import chunk_logits
 from pretrain.types import IGNORE_INDEX, Batch, ModelOutput, continuing, take_next
 
@@ -88,7 +89,8 @@ class LossOutput(NamedTuple):
     shown_M: Tensor | None = None
 
 
-Loss = Callable[[Model, Batch], LossOutput]
+Loss = Callable[..., LossOutput]
+"""`loss(model, batch)`, and `distillation` beside where the model has a teacher."""
 
 
 def sum_token_loss(
@@ -97,12 +99,13 @@ def sum_token_loss(
     label_smoothing: float = 0.0,
     z_loss: float = 0.0,
     multi_token_weight: float = 0.0,
+    distillation: Distillation | None = None,
 ) -> LossOutput:
     """Sums the cross-entropy of every target. Positions without one (IGNORE_INDEX) add nothing.
 
     If `batch.target_positions_P` lists the few positions with a target, the head reads only these.
     Modules that predict further tokens add the mean of their losses, weighted; the target of each is
-    that of the next position in the same document.
+    that of the next position in the same document. What is learned of a teacher is added, and shown.
     """
     output = model(batch, logits=False)
     hidden_BTD = output.hidden_BTD
@@ -115,7 +118,13 @@ def sum_token_loss(
         if model.head.shared is not None:
             hidden_BTD, targets_BT = model.head.shared.fill(hidden_BTD, targets_BT)
 
-    def cross_entropy(hidden: Tensor, targets: Tensor, weight: Tensor, bias: Tensor | None) -> LossOutput:
+    def cross_entropy(
+        hidden: Tensor,
+        targets: Tensor,
+        weight: Tensor,
+        bias: Tensor | None,
+        distillation: Distillation | None = None,
+    ) -> LossOutput:
         return linear_cross_entropy(
             hidden,
             weight,
@@ -129,13 +138,14 @@ def sum_token_loss(
             compiled=model.head.compiles_loss,
             chunk_logits=model.head.chunk_logits,
             shared=model.head.shared,
+            distillation=distillation,
         )
 
     def head_loss(hidden: Tensor, weight: Tensor, bias: Tensor | None) -> LossOutput:
         if not output.ahead:  # the gradient of a part would be a copy
-            return cross_entropy(hidden, targets_BT, weight, bias)
+            return cross_entropy(hidden, targets_BT, weight, bias, distillation)
         first, *ahead = hidden.chunk(1 + len(output.ahead))
-        found = cross_entropy(first, targets_BT, weight, bias)
+        found = cross_entropy(first, targets_BT, weight, bias, distillation)
         continuing_BT = continuing(batch.documents_BT, batch.lengths_B, targets_BT.shape[1])
         losses, sums, further_BT = [], [], targets_BT
         for each in ahead:
@@ -198,6 +208,7 @@ def linear_cross_entropy(
     compiled: bool = False,
     chunk_logits: int = 0,
     shared: Any = None,
+    distillation: Distillation | None = None,
 ) -> LossOutput:
     """Sums the cross-entropy of `softmax(hidden weight^T + bias)` over the targets.
 
@@ -217,6 +228,7 @@ def linear_cross_entropy(
         compiled: Compile what is between the matrix products, at the first call.
         chunk_logits: Logits that are held at once; 0: by the device.
         shared: Ranks that share the vocabulary and the tokens; then collective (`TensorRanks`).
+        distillation: Teacher, whose divergence is added to the loss and shown. None: there is none.
     """
     hidden = hidden_BTD.flatten(0, -2)
     targets = targets_BT.flatten()
@@ -233,10 +245,13 @@ def linear_cross_entropy(
         bias_V = None if bias_V is None else bias_V.to(dtype)
     assert weights_P is None or not (label_smoothing or z_loss or shared), "log-probabilities"
     inputs = hidden, weight_VD, bias_V, targets, mixed_P2, weights_P
-    options = sum_logits, chunk_logits or logits_of_chunk(hidden.device), shared
+    assert distillation is None or shared is None, "a teacher has all scores of a token"
+    options = sum_logits, chunk_logits or logits_of_chunk(hidden.device), shared, distillation
     with torch.autocast(device, enabled=False):
         # Inside a Function gradients are always off: the current mode is passed in.
-        return LossOutput(*_Sums.apply(*inputs, form, torch.is_grad_enabled(), *options))
+        loss_sum, nll_sum, correct, nll_P, divergence = _Sums.apply(*inputs, form, torch.is_grad_enabled(), *options)
+    shown_M = None if divergence is None else divergence.double()[None]
+    return LossOutput(loss_sum, nll_sum, correct, nll_P, shown_M=shown_M)
 
 
 class _Gradients:
@@ -287,6 +302,27 @@ class _Gradients:
         return torch.addmm(total, grad_VP, hidden_PD, out_dtype=torch.float32, out=total)
 
 
+def _sum_taught(
+    distillation: Distillation | None,
+    chunk: slice,
+    sum_logits: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]],
+    logits_PV: Tensor,
+    targets_P1: Tensor,
+    mixed_P2: Tensor | None,
+    form: CrossEntropy,
+    needs_grad: bool,
+) -> tuple[Any, Tensor, Tensor, Tensor, Tensor | None]:
+    """Returns the divergence from a teacher, if any, and `sum_logits` with it in loss and gradient."""
+    if distillation is None:
+        return None, *sum_logits(logits_PV, targets_P1, mixed_P2, form, needs_grad)
+    # First: the scores are overwritten.
+    learned, of_teacher = distillation.add(logits_PV, targets_P1, chunk, form, needs_grad)
+    loss, nll_P1, correct, grad_PV = sum_logits(logits_PV, targets_P1, mixed_P2, form, needs_grad)
+    if grad_PV is not None and of_teacher is not None:
+        grad_PV[:, : of_teacher.shape[1]] += of_teacher
+    return learned, loss + learned, nll_P1, correct, grad_PV
+
+
 class _Sums(torch.autograd.Function):
     @staticmethod
     def forward(
@@ -302,12 +338,13 @@ class _Sums(torch.autograd.Function):
         sum_logits: Callable[..., tuple[Tensor, Tensor, Tensor, Tensor | None]],
         num_logits: int,
         shared: Any,
-    ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+        distillation: Distillation | None,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor | None]:
         exact = torch.promote_types(hidden_PD.dtype, torch.float32)
         needed = [grad_enabled and needs for needs in ctx.needs_input_grad[:3]]
         grads = _Gradients(needed, exact)
         needs_grad = any(needed)
-        sums, nll_parts = [], []
+        sums, nll_parts, divergences = [], [], list[Any]()
         rows = weight_VD.shape[0] * (shared.size if shared is not None else 1)
         size = max(1, num_logits // rows)
         if size < len(targets_P):
@@ -320,7 +357,9 @@ class _Sums(torch.autograd.Function):
                 hidden, targets_P1 = shared.gather(hidden, 0), shared.gather(targets_P1, 0)
             logits_PV = torch.nn.functional.linear(hidden, weight_VD, bias_V)
             mixed = None if mixed_P2 is None else mixed_P2[chunk]
-            loss, nll_P1, correct, grad_PV = sum_logits(logits_PV, targets_P1, mixed, form, needs_grad)
+            scores = logits_PV, targets_P1, mixed, form, needs_grad
+            learned, loss, nll_P1, correct, grad_PV = _sum_taught(distillation, chunk, sum_logits, *scores)
+            divergences.append(learned)
             if weights_P is not None:
                 weights_P1 = weights_P[chunk, None]
                 loss = (weights_P1 * nll_P1).sum()
@@ -334,9 +373,10 @@ class _Sums(torch.autograd.Function):
             ctx.save_for_backward(grads.hidden_PD, *rounded)
         loss_sum, nll_sum, num_correct = (reduce(torch.add, parts) for parts in zip(*sums, strict=True))
         nll_P = nll_parts[0] if len(nll_parts) == 1 else torch.cat(nll_parts)
-        ctx.mark_non_differentiable(nll_sum, num_correct, nll_P)
+        divergence = None if distillation is None else reduce(torch.add, divergences)
+        ctx.mark_non_differentiable(*filter(torch.is_tensor, (nll_sum, num_correct, nll_P, divergence)))
         ctx.set_materialize_grads(False)
-        return loss_sum, nll_sum, num_correct, nll_P
+        return loss_sum, nll_sum, num_correct, nll_P, divergence
 
     @staticmethod
     @once_differentiable
@@ -344,7 +384,7 @@ class _Sums(torch.autograd.Function):
         # In place: a copy of the weight's gradient would cost a tenth of its product. Autograd
         # therefore refuses a second backward pass through the same graph.
         scaled = (None if saved is None else saved.mul_(grad) for saved in ctx.saved_tensors)
-        return *scaled, *(None,) * 8
+        return *scaled, *(None,) * 9
 
 
 def _round_like(grad: Tensor | None, parameter: Tensor | None) -> Tensor | None:

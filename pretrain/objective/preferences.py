@@ -152,7 +152,8 @@ def sum_preference_loss(model: Model, batch: Batch, loss: str = "sigmoid", **set
         settings: Values of the keys that formulas take.
     """
     record = PREFERENCE_LOSSES[loss]
-    formula = partial(resolve_name(record.formula), **{name: settings[name] for name in record.settings})
+    taken = {name: settings[name] for name in record.settings}
+    formula = partial(resolve_name(record.formula), **taken)
 
     def show(scores_A2: Tensor, sums_A2: Tensor) -> list[Tensor]:
         chosen, rejected = settings["beta"] * scores_A2.sum(dim=0)
@@ -218,11 +219,12 @@ def sum_pairs(
         losses, slopes_A2 = _differentiate(formula, scores_A2)
         loss_sum = losses.loss_A.sum().to(answers.loss_sum.dtype)
         if torch.is_grad_enabled():
-            weights_2A = -(slopes_A2 / lengths_A2).flatten()
-            weighted = score(weights_2A.index_select(0, pairs.sides_P).to(answers.nll_P.dtype)).loss_sum
+            weights_2A = -(slopes_A2 / lengths_A2).flatten().to(answers.nll_P.dtype)
+            weighted = score(weights_2A.index_select(0, pairs.sides_P)).loss_sum
             loss_sum = weighted + (loss_sum - weighted.detach())
         shown_M = torch.stack([one.double() for one in show(scores_A2, sums_A2)])
-        return LossOutput(loss_sum, losses.plain_A.sum(), (losses.margin_A > 0).sum(), shown_M=shown_M)
+        num_correct = (losses.margin_A > 0).sum()
+        return LossOutput(loss_sum, losses.plain_A.sum(), num_correct, shown_M=shown_M)
 
     # The hooks of ZeRO stage 3 may return a plain tuple.
     return LossOutput(*model.head(hidden_PD, head_loss))._replace(routing_LW=output.routing_LW)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pretrain.artifact.source import split_average
+from pretrain.artifact.teacher import open_teacher
 from pretrain.checkpoint.format import step_of
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.state import TrainState
@@ -161,7 +162,7 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     else:
         fill_weights(model, partial(_draw, start, progress))
     names = {id(parameter): name for name, parameter in model.named_parameters()}
-    module = _module(config, model, dataset)
+    module = _module(config, model, dataset, accelerator.device, world)
     optimizer = _optimizer(groups, optim, kind, accelerator.device)
     options: dict[str, Any] = {"saves_frozen": start.base is None, "averages": optim.ema.is_on}
     options["balance"] = module.kept
@@ -243,9 +244,13 @@ def _draw(start: InitialWeights, progress: Progress, name: str, shape: torch.Siz
     return None if start.resumes else start.draw(name, shape)
 
 
-def _module(config: RunConfig, model: LanguageModel, dataset: Dataset) -> TrainModule:
+def _module(
+    config: RunConfig, model: LanguageModel, dataset: Dataset, device: torch.device, world: World
+) -> TrainModule:
     objective = config.objective
-    module = TrainModule(model, build_loss(objective), len(dataset.sources), shown_of(objective).names)
+    names = shown_of(objective).names
+    module = TrainModule(model, build_loss(objective), len(dataset.sources), names)
+    module.teacher = open_teacher(config, dataset, device, world)
     module.comparison = build_comparison(objective)
     return module
 

@@ -60,11 +60,12 @@ def resolve_with_ranks(config: RunConfig, folder: RunDir, world: World, progress
 
 
 def pin_start(config: RunConfig, world: World) -> RunConfig:
-    """Replaces a run in `init.from` by its newest checkpoint at this moment, on all ranks alike. Collective.
+    """Replaces runs of `init.from` and of a teacher by their newest checkpoints at this moment. Collective.
 
     That run may train on: the checkpoint under adapters is marked, so that its retention spares it.
     Raises: CheckpointError: It has no intact checkpoint.
     """
+    config = _pin_teacher(config, world)
     init, has_adapters = config.init, config.finetune.kind == "lora"
     if init.from_ is None:
         return config
@@ -85,6 +86,20 @@ def pin_start(config: RunConfig, world: World) -> RunConfig:
         return str(start)
 
     return config.model_copy(update={"init": init.model_copy(update={"from_": agree(pin)[0]})})
+
+
+def _pin_teacher(config: RunConfig, world: World) -> RunConfig:
+    distill = config.objective.distill
+    if distill is None:
+        return config
+
+    def pin() -> str:
+        named = Path(distill.teacher)
+        return str(newest_checkpoint(named)[0]) if world.is_main else distill.teacher
+
+    pinned = distill.model_copy(update={"teacher": agree(pin)[0]})
+    objective = config.objective.model_copy(update={"distill": pinned})
+    return config.model_copy(update={"objective": objective})
 
 
 def course_changes(stored: RunConfig, config: RunConfig, step: int) -> list[str]:

@@ -26,6 +26,7 @@ from pretrain.dist import World
 from pretrain.engine.replicated import KeptTensor
 from pretrain.model import LanguageModel
 from pretrain.objective import Comparison, Loss, LossOutput
+from pretrain.objective.distillation import Distillation
 from pretrain.objective.loss_sums import LOSS_SUMS, SumLayout, pack_evaluated
 from pretrain.training.balance import find_balance
 from pretrain.types import IGNORE_INDEX, Batch
@@ -59,6 +60,7 @@ class TrainModule(nn.Module):
         balance: Balance of the experts of the model; None: it has none.
         comparison: Loss over all micro-batches of a step, between two passes. None: there is none.
         shown: Names of further sums of the loss (`Objective.shown`).
+        teacher: Function of a batch that returns what the model learns of a teacher. None: it has none.
         layout: Sums that are shown in training: of the loss, `nll`, `correct` and `shown.NAME`; of a
             mixture `by_source`, that of -log p(target) for each source, then the targets of each;
             `ahead` of modules of `multi_token` (`LossOutput.ahead`); `routed` of experts
@@ -72,6 +74,7 @@ class TrainModule(nn.Module):
         self.balance = find_balance(model)
         self.targets_per_token = 1.0
         self.comparison: Comparison | None = None
+        self.teacher: Callable[[Batch], Distillation] | None = None
         self._loss = loss
         # A new figure is a line here.
         self._figures = {
@@ -105,7 +108,10 @@ class TrainModule(nn.Module):
             The sum of the losses that is minimised, a scalar, and sums by `layout`, without
             gradients by `EVALUATED_SUMS`, detached.
         """
-        loss = self._loss(self.model, batch)
+        options = {}
+        if self.teacher is not None and self.training:
+            options["distillation"] = self.teacher(batch)
+        loss = self._loss(self.model, batch, **options)
         if self.training and torch.is_grad_enabled():
             sums = self.layout.pack({name: self._figures[name].measure(batch, loss) for name in self.layout.sizes})
         else:

@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from pretrain.config.base import Conflicts, OnResume, Section, check_name
-from pretrain.kinds.objective import Objective, Shown
+from pretrain.kinds.objective import Objective
 from pretrain.kinds.preference_losses import PREFERENCE_LOSSES
 
 
@@ -61,11 +61,9 @@ DPO = Objective(
     loss="pretrain.objective.preferences:sum_preference_loss",
     loss_settings=("loss", "beta", "label_smoothing", "gamma"),
     # As TRL calls them. A reward is beta times what the loss compares.
-    shown=Shown(
-        (
-            *("rewards/margins", "rewards/chosen", "rewards/rejected", "rewards/accuracies"),
-            *("logps/chosen", "logps/rejected"),
-        )
+    shown=(
+        *("rewards/margins", "rewards/chosen", "rewards/rejected", "rewards/accuracies"),
+        *("logps/chosen", "logps/rejected"),
     ),
     mixes=False,
     instead_of_tokens="compares answers",

@@ -5,7 +5,7 @@ from typing import Annotated, Any
 from pydantic import Field
 
 from pretrain.config.base import Conflicts, OnResume, Section
-from pretrain.kinds.objective import Objective, RowShape, Shown
+from pretrain.kinds.objective import Objective, RowShape
 from pretrain.kinds.objectives.dpo import preference_conflicts
 
 
@@ -50,13 +50,11 @@ KTO = Objective(
     row_shapes=lambda section, row, limits: [RowShape(2 * row)],
     loss="pretrain.objective.feedback:sum_feedback_loss",
     loss_settings=("beta", "desirable_weight", "undesirable_weight"),
-    shown=Shown(
-        (
-            *("rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected"),
-            *("count/chosen", "count/rejected", "kl"),
-        ),
-        _means_of_sides,
+    shown=(
+        *("rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected"),
+        *("count/chosen", "count/rejected", "kl"),
     ),
+    summarize=_means_of_sides,
     mixes=False,
     instead_of_tokens="judges answers",
     reference=lambda section: True,

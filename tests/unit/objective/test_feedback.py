@@ -7,8 +7,7 @@ import torch
 from pretrain.config.objective import ObjectiveConfig
 from pretrain.data.loader import build_batch
 from pretrain.evaluation.row_loss import ModelLoss
-from pretrain.kinds.objectives import OBJECTIVES
-from pretrain.objective import build_loss
+from pretrain.objective import build_loss, shown_of
 from pretrain.objective.feedback import feedback_kinds, feedback_rows
 from pretrain.objective.preferences import add_reference, build_table
 from pretrain.rows import IGNORE_INDEX, TokenRows, select_rows
@@ -104,7 +103,7 @@ def test_loss_and_gradients_are_those_of_the_formula(beta):
     assert found.num_correct.item() == right and max(divergences) > 0
     rewards = np.array([beta * score.item() for score, _ in scores])
     wanted = np.array([is_wanted for row in RECORDS for _, _, is_wanted in row])
-    metrics = OBJECTIVES["kto"].shown.metrics((found.shown_M / 6).tolist())
+    metrics = shown_of(ObjectiveConfig(kind="kto")).metrics((found.shown_M / 6).tolist())
     assert metrics["rewards/chosen"] == pytest.approx(rewards[wanted].mean())
     assert metrics["rewards/rejected"] == pytest.approx(rewards[~wanted].mean())
     assert metrics["rewards/margins"] == pytest.approx(rewards[wanted].mean() - rewards[~wanted].mean())
@@ -115,7 +114,7 @@ def test_loss_and_gradients_are_those_of_the_formula(beta):
 
 
 def test_a_step_without_a_wanted_record_has_no_mean_of_them():
-    metrics = OBJECTIVES["kto"].shown.metrics([0.0, -0.5, 0.0, -9.0, 0.0, 1.0, 0.25])
+    metrics = shown_of(ObjectiveConfig(kind="kto")).metrics([0.0, -0.5, 0.0, -9.0, 0.0, 1.0, 0.25])
     assert metrics == {"rewards/rejected": -0.5, "logps/rejected": -9.0, "kl": 0.25}
 
 
