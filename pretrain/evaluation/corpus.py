@@ -28,7 +28,7 @@ from pretrain.evaluation.evaluation_log import Data
 from pretrain.evaluation.label_scores import check_labels
 from pretrain.kinds.objectives import OBJECTIVES, objective_of_model
 from pretrain.objective import build_rows
-from pretrain.objective.preferences import add_reference, read_table
+from pretrain.objective.pairs.preferences import add_reference, read_table
 from pretrain.resolve import build_context, fill_special
 from pretrain.shards.dataset import DataSource, open_dataset
 from pretrain.shards.index import data_hash

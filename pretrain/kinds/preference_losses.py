@@ -17,28 +17,28 @@ class PreferenceLoss:
 PREFERENCE_LOSSES: dict[str, PreferenceLoss] = {
     # Rafailov et al. 2023, equation 7; Mitchell 2023 for label smoothing.
     "sigmoid": PreferenceLoss(
-        formula="pretrain.objective.preference_formulas:sigmoid_loss", settings=("beta", "label_smoothing")
+        formula="pretrain.objective.pairs.preference_formulas:sigmoid_loss", settings=("beta", "label_smoothing")
     ),
     # Lambert et al. 2024 (Tulu 3), 5.1.2: length-normalized DPO.
     "sigmoid_norm": PreferenceLoss(
-        formula="pretrain.objective.preference_formulas:sigmoid_loss",
+        formula="pretrain.objective.pairs.preference_formulas:sigmoid_loss",
         settings=("beta", "label_smoothing"),
         per_token=True,
     ),
     # Azar et al. 2023 (IPO), equation 17, of means over tokens.
     "ipo": PreferenceLoss(
-        formula="pretrain.objective.preference_formulas:squared_loss", settings=("beta",), per_token=True
+        formula="pretrain.objective.pairs.preference_formulas:squared_loss", settings=("beta",), per_token=True
     ),
     # Meng et al. 2024 (SimPO), equation 6.
     "simpo": PreferenceLoss(
-        formula="pretrain.objective.preference_formulas:sigmoid_loss",
+        formula="pretrain.objective.pairs.preference_formulas:sigmoid_loss",
         settings=("beta", "label_smoothing", "gamma"),
         reference=False,
         per_token=True,
     ),
     # Hong et al. 2024 (ORPO), equations 6 and 7.
     "orpo": PreferenceLoss(
-        formula="pretrain.objective.preference_formulas:odds_loss",
+        formula="pretrain.objective.pairs.preference_formulas:odds_loss",
         settings=("beta",),
         reference=False,
         per_token=True,

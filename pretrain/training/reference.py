@@ -21,7 +21,7 @@ from pretrain.data.stream import open_windows
 from pretrain.dist import World
 from pretrain.engine.engine import Engine
 from pretrain.objective.loss_sums import EVALUATED_SUMS
-from pretrain.objective.preferences import ReferenceTable, add_reference, build_table, read_table
+from pretrain.objective.pairs.preferences import ReferenceTable, add_reference, build_table, read_table
 from pretrain.run.heartbeat import Progress
 from pretrain.training.claim import Claim
 from pretrain.utils.io import write_file

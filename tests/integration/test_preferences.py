@@ -11,7 +11,7 @@ import pytest
 
 from pretrain.config.load import load_config
 from pretrain.kinds.preference_losses import PREFERENCE_LOSSES
-from pretrain.objective.preferences import read_table
+from pretrain.objective.pairs.preferences import read_table
 from pretrain.tracking.audit import read_audit
 from tests.helpers.cli import run_warm
 from tests.helpers.runs import RunMaker, assert_same_run

@@ -8,10 +8,9 @@ from pretrain.kinds.objectives.causal import CAUSAL
 from pretrain.kinds.objectives.choices import CHOICES
 from pretrain.kinds.objectives.classify import CLASSIFY
 from pretrain.kinds.objectives.contrastive import CONTRASTIVE
-from pretrain.kinds.objectives.dpo import DPO
+from pretrain.kinds.objectives.dpo import DPO, KTO
 from pretrain.kinds.objectives.fim import FIM
 from pretrain.kinds.objectives.images import IMAGES
-from pretrain.kinds.objectives.kto import KTO
 from pretrain.kinds.objectives.masked import MASKED
 from pretrain.kinds.objectives.masked_patches import MASKED_PATCHES
 from pretrain.kinds.objectives.prefix import PREFIX

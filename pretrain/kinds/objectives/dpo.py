@@ -1,4 +1,4 @@
-"""Preferences: direct preference optimization (Rafailov et al. 2023), IPO, SimPO and ORPO."""
+"""Preferences: direct preference optimization (Rafailov et al. 2023), IPO, SimPO and ORPO; KTO, without pairs."""
 
 from functools import partial
 from typing import Annotated, Any
@@ -6,7 +6,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, Field
 
 from pretrain.config.base import Conflicts, OnResume, Section, check_name
-from pretrain.kinds.objective import Objective
+from pretrain.kinds.objective import Objective, RowShape
 from pretrain.kinds.preference_losses import PREFERENCE_LOSSES
 
 
@@ -57,8 +57,8 @@ DPO = Objective(
     shapes=("decoder",),
     data=("preferences",),
     section=DpoConfig,
-    rows="pretrain.objective.preferences:build_preferences",
-    loss="pretrain.objective.preferences:sum_preference_loss",
+    rows="pretrain.objective.pairs.preferences:build_preferences",
+    loss="pretrain.objective.pairs.preferences:sum_preference_loss",
     loss_settings=("loss", "beta", "label_smoothing", "gamma"),
     # As TRL calls them. A reward is beta times what the loss compares.
     shown=(
@@ -70,8 +70,69 @@ DPO = Objective(
     reference=_has_reference,
     apart="has answers in a row that",
     conflicts=partial(preference_conflicts, "dpo"),
-    token_kinds="pretrain.objective.preferences:pair_kinds",
+    token_kinds="pretrain.objective.pairs.preferences:pair_kinds",
     learns_parts=True,
     counted="pairs",
     targets="pairs of answers",
+)
+
+
+# Preferences without pairs (KTO, Ethayarajh et al. 2024).
+
+
+class KtoConfig(Section):
+    """Preferences without pairs (Ethayarajh et al. 2024, 4.1), for `kind: kto`.
+
+    The reference is the model that training begins with, `init.from`.
+    """
+
+    beta: Annotated[float, OnResume.WARN] = Field(default=0.1, gt=0)
+    """Factor of the difference to the reference: a larger one keeps the model closer to it."""
+    desirable_weight: Annotated[float, OnResume.WARN] = Field(default=1.0, gt=0)
+    """Weight of answers that are wanted."""
+    undesirable_weight: Annotated[float, OnResume.WARN] = Field(default=1.0, gt=0)
+    """Weight of the others."""
+
+
+def _feedback_conflicts(config: Any) -> Conflicts:
+    yield from preference_conflicts("kto", config)
+    if config.data.packing == "padded":
+        yield "objective.kind=kto compares each record with the others of its row", "use data.packing=bins"
+
+
+def _means_of_sides(means: dict[str, float]) -> dict[str, float]:
+    """Returns means over the answers of each kind, by those over all records."""
+    metrics = {}
+    for name, mean in means.items():
+        count = means.get(f"count/{name.rpartition('/')[2]}", 1.0)
+        if count and not name.startswith("count/"):
+            metrics[name] = mean / count
+    if {"rewards/chosen", "rewards/rejected"} <= metrics.keys():
+        metrics["rewards/margins"] = metrics["rewards/chosen"] - metrics["rewards/rejected"]
+    return metrics
+
+
+KTO = Objective(
+    shapes=("decoder",),
+    data=("feedback",),
+    section=KtoConfig,
+    rows="pretrain.objective.pairs.feedback:build_feedback",
+    longest_row=lambda section, limits: limits.seq_len // 2,
+    row_shapes=lambda section, row, limits: [RowShape(2 * row)],
+    loss="pretrain.objective.pairs.feedback:sum_feedback_loss",
+    loss_settings=("beta", "desirable_weight", "undesirable_weight"),
+    shown=(
+        *("rewards/chosen", "rewards/rejected", "logps/chosen", "logps/rejected"),
+        *("count/chosen", "count/rejected", "kl"),
+    ),
+    summarize=_means_of_sides,
+    mixes=False,
+    instead_of_tokens="judges answers",
+    reference=lambda section: True,
+    apart="has answers in a row that",
+    conflicts=_feedback_conflicts,
+    token_kinds="pretrain.objective.pairs.feedback:feedback_kinds",
+    learns_parts=True,
+    counted="records",
+    targets="records",
 )

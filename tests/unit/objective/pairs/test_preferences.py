@@ -14,8 +14,8 @@ from pretrain.evaluation.row_loss import ModelLoss
 from pretrain.kinds.preference_losses import PREFERENCE_LOSSES
 from pretrain.model import build_model, init_weights
 from pretrain.objective import build_loss
-from pretrain.objective.preference_formulas import odds_loss
-from pretrain.objective.preferences import ReferenceTable, add_reference, build_table, preference_rows, read_table
+from pretrain.objective.pairs.preference_formulas import odds_loss
+from pretrain.objective.pairs.preferences import ReferenceTable, add_reference, build_table, preference_rows, read_table
 from pretrain.rows import IGNORE_INDEX, TokenRows, select_rows
 from pretrain.types import Batch
 

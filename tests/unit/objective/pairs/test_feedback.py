@@ -8,10 +8,10 @@ from pretrain.config.objective import ObjectiveConfig
 from pretrain.data.loader import build_batch
 from pretrain.evaluation.row_loss import ModelLoss
 from pretrain.objective import build_loss, shown_of
-from pretrain.objective.feedback import feedback_kinds, feedback_rows
-from pretrain.objective.preferences import add_reference, build_table
+from pretrain.objective.pairs.feedback import feedback_kinds, feedback_rows
+from pretrain.objective.pairs.preferences import add_reference, build_table
 from pretrain.rows import IGNORE_INDEX, TokenRows, select_rows
-from tests.unit.objective.test_preferences import build, log_probability
+from tests.unit.objective.pairs.test_preferences import build, log_probability
 
 WIDTH = 17
 # (prompt, answer, wanted) of each row; a record alone; a row that could not be read.

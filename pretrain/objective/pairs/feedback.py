@@ -24,10 +24,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from pretrain.kinds.objectives.kto import KtoConfig
+from pretrain.kinds.objectives.dpo import KtoConfig
 from pretrain.objective.loss import LossOutput, Model
-from pretrain.objective.preference_formulas import PairLosses
-from pretrain.objective.preferences import preference_rows, sum_pairs
+from pretrain.objective.pairs.preference_formulas import PairLosses
+from pretrain.objective.pairs.preferences import preference_rows, sum_pairs
 from pretrain.objective.row_maker import RowContext
 from pretrain.objective.token_kinds import TokenKind
 from pretrain.rows import TokenRows, Vocabulary

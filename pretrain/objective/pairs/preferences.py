@@ -36,7 +36,7 @@ from pretrain.kinds.objectives.dpo import DpoConfig
 from pretrain.kinds.preference_losses import PREFERENCE_LOSSES
 from pretrain.objective.causal import causal_rows
 from pretrain.objective.loss import LossOutput, Model, linear_cross_entropy
-from pretrain.objective.preference_formulas import PairLosses
+from pretrain.objective.pairs.preference_formulas import PairLosses
 from pretrain.objective.row_maker import RowContext
 from pretrain.objective.token_kinds import TokenKind
 from pretrain.rows import IGNORE_INDEX, TokenRows, Vocabulary
