@@ -103,10 +103,12 @@ class TokenRows(Rows[np.ndarray]):
         starts: int64: starts of documents in the flattened tokens.
         num_tokens_B: int64 tokens of each row before padding. None: all.
         loss_mask_BT: bool; tokens that are targets. None: all.
-        labels_BT: int16 number of a label, or mark of an answer, or 1 where a record is wanted, else 0; or
+        labels_BT: int16 number of a label, or mark of an answer, or whether a record is wanted; or
             IGNORE_INDEX.
         mixed_B2: float32 number of the label of an image that was mixed in, and its share of the
             target, at most a half. None: labels are whole.
+        places_BT: int64 place of each token in its split, in the order of shards; -1: padding. None:
+            not asked for.
         source: Source of pairs; its document n belongs to document n of the same row here.
     """
 
@@ -116,6 +118,7 @@ class TokenRows(Rows[np.ndarray]):
     loss_mask_BT: np.ndarray | None = None
     labels_BT: np.ndarray | None = None
     mixed_B2: np.ndarray | None = None
+    places_BT: np.ndarray | None = None
     source: "TokenRows | None" = None
 
 

@@ -10,6 +10,7 @@ Shape legend, used as suffixes everywhere (`q_BTNH`) and defined only here:
     C  channels of an image  Y  rows of its pixels    X  columns of its pixels
     E  experts of a layer            J  experts that a token chooses
     L  layers with experts           R  rows of experts, one a token and choice
+    G  largest scores of a teacher
 
 A decoder-only or encoder-only model reads `tokens_BT`; an encoder-decoder also reads `source`; a
 model of image patches reads `pixels_BCYX`.
@@ -204,6 +205,15 @@ class TextBatch(ArrayFields[Array]):
 
 
 @dataclass(frozen=True, slots=True)
+class TaughtTokens(ArrayFields[Array]):
+    """Largest scores of a teacher at each position, as `shards/teacher_scores.py` stores them."""
+
+    ids_BTG: Array  # int64
+    scores_BTG: Array  # float32: less the largest
+    rest_BT2: Array  # float32: the largest, and the log of the mass of the others
+
+
+@dataclass(frozen=True, slots=True)
 class Batch(StackRows[Array]):
     """One micro-batch of one rank: in numpy as an objective makes it, then in torch for the model.
 
@@ -219,6 +229,7 @@ class Batch(StackRows[Array]):
         source: Input of the encoder of a model with two stacks.
         pairs: Answers to compare; `targets_BT` then has 0 at the first token of each chosen one.
         texts: Texts to compare; `targets_BT` then has 0 at the first token of each query.
+        taught: Stored scores of a teacher. None: there are none.
         num_padding: Tokens of padding, in the source too.
     """
 
@@ -230,6 +241,7 @@ class Batch(StackRows[Array]):
     source: StackRows[Array] | None = None
     pairs: PairBatch[Array] | None = None
     texts: TextBatch[Array] | None = None
+    taught: TaughtTokens[Array] | None = None
     num_padding: int = 0
 
     def num_targets(self) -> int:

@@ -7,26 +7,32 @@ Each rank has a teacher whole, in evaluation mode, outside of the trained module
 saves or trains it. Its scores are computed by chunks, where those of the student are.
 """
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from pretrain.artifact.lora import check_tokens
 from pretrain.artifact.model_path import open_source
 from pretrain.artifact.open import load_model
-from pretrain.artifact.source import ModelSource
+from pretrain.artifact.source import AdaptedModel, ModelSource
 from pretrain.checkpoint.agree import agree
 from pretrain.config.objective import DistillConfig
 from pretrain.config.run import RunConfig
+from pretrain.data.mixture import source_of
 from pretrain.dist import World
-from pretrain.errors import ConfigError
+from pretrain.errors import ConfigError, DataError
 from pretrain.model import LanguageModel
-from pretrain.objective.distillation import Distillation
+from pretrain.objective.distillation import Distillation, learn_stored
+from pretrain.rows import IGNORE_INDEX, TokenRows
 from pretrain.shards.dataset import Dataset
-from pretrain.types import Batch
+from pretrain.shards.teacher_scores import StoredScores
+from pretrain.types import Batch, ModelRows, RowMaker, TaughtTokens
 
 
 class Teacher:
@@ -59,7 +65,9 @@ class Teacher:
             yield
 
 
-def open_teacher(config: RunConfig, dataset: Dataset, device: torch.device, world: World) -> Teacher | None:
+def open_teacher(
+    config: RunConfig, dataset: Dataset, device: torch.device, world: World
+) -> Callable[[Batch], Distillation] | None:
     """Loads the teacher of a run; None: it has none. Collective.
 
     Raises:
@@ -77,12 +85,75 @@ def open_teacher(config: RunConfig, dataset: Dataset, device: torch.device, worl
             check_teacher(open_source(path), config, dataset)
 
     agree(check)
+    if settings.stored:
+        return partial(learn_stored, settings)
     dtype = torch.float32 if config.engine.precision == "fp32" else torch.bfloat16
     return Teacher(load_model(open_source(path), device), settings, dtype)
 
 
+def fingerprint(source: ModelSource) -> str:
+    """Returns a sha256 over the CRC32 of every parameter of a model, wherever it is."""
+    return AdaptedModel(source, source.config, source.shapes).fingerprint()
+
+
+def open_stored(config: RunConfig, dataset: Dataset) -> list[StoredScores]:
+    """Opens the stored scores of each source; none where a run does not ask for them.
+
+    Raises:
+        ConfigError: They have another temperature.
+        DataError: There are none, or they are of another teacher, of other data, or damaged.
+    """
+    settings = config.objective.distill
+    if settings is None or not settings.stored:
+        return []
+    expected = fingerprint(open_source(Path(settings.teacher)))
+    stores = [StoredScores(source.folder, source.index) for source in dataset.sources]
+    for source, stored in zip(dataset.sources, stores, strict=True):
+        where = str(source.folder)
+        if stored.identity.teacher != expected:
+            text = f"scores of another teacher than {settings.teacher}"
+            raise DataError(text, where=where, fix="run `pretrain distill` again, or name that teacher")
+        if settings.kind != "mse" and stored.identity.temperature != settings.temperature:
+            text = f"scores of temperature {stored.identity.temperature:g}"
+            fix = f"use objective.distill.temperature={stored.identity.temperature:g}"
+            raise ConfigError(f"{text}, and objective.distill has {settings.temperature:g}", where=where, fix=fix)
+    return stores
+
+
+def add_scores(make_rows: RowMaker, stores: Sequence[StoredScores]) -> RowMaker:
+    """Returns a row maker whose rows have the stored scores of their targets, if there are any."""
+    if not stores:
+        return make_rows
+
+    def make(rows: TokenRows) -> ModelRows:
+        made = make_rows(rows)
+        assert rows.places_BT is not None, "a stream with places"
+        has_target_BT = made.targets_BT != IGNORE_INDEX
+        width = stores[0].identity.top_k
+        shape = made.targets_BT.shape
+        ids_BTG, scores_BTG = (
+            np.zeros((*shape, width), np.int64),
+            np.zeros((*shape, width), np.float32),
+        )
+        # Finite where there is no target: half of the mass is of others.
+        taught = TaughtTokens(ids_BTG, scores_BTG, np.full((*shape, 2), np.log(0.5), np.float32))
+        for number, stored in enumerate(stores):
+            chosen_BT = has_target_BT & (source_numbers(rows.sample_ids_B, len(stores)) == number)[:, None]
+            top = stored.find(rows.places_BT[:, :-1][chosen_BT])
+            for out, array in zip((taught.ids_BTG, taught.scores_BTG, taught.rest_BT2), top, strict=True):
+                out[chosen_BT] = array
+        return replace(made, taught=taught)
+
+    return make
+
+
+def source_numbers(sample_ids_B: np.ndarray, num_sources: int) -> np.ndarray:
+    """Returns the source of each row."""
+    return np.asarray(source_of(sample_ids_B)) if num_sources > 1 else np.zeros(len(sample_ids_B), np.int64)
+
+
 def check_teacher(source: ModelSource, config: RunConfig, dataset: Dataset) -> None:
-    """Compares a teacher with a run and its data. Raises: ConfigError, DataError: They do not fit."""
+    """Compares a teacher with a run and its data. Raises: ConfigError, DataError."""
     teacher = source.config
     student = config.model
     where = str(source.path)

@@ -20,7 +20,7 @@ from pretrain.cli.chat import chat_command
 from pretrain.cli.data import data_app, prepare_command
 from pretrain.cli.doctor import doctor_command, drill_command
 from pretrain.cli.embed import embed_command
-from pretrain.cli.evaluate import average_command, evaluate_command
+from pretrain.cli.evaluate import average_command, distill_command, evaluate_command
 from pretrain.cli.launch import launch_app
 from pretrain.cli.model import (
     classify_command,
@@ -72,6 +72,7 @@ _PANELS: dict[str, dict[str, Any]] = {
         "plan": plan_command,
         "scale": scale_app,
         "train": train_command,
+        "distill": distill_command,
         "recipes": recipes_app,
         "launch": launch_app,
     },

@@ -1,4 +1,4 @@
-"""`pretrain average` and `pretrain evaluate`."""
+"""`pretrain average`, `pretrain distill` and `pretrain evaluate`."""
 
 import json
 from collections.abc import Sequence
@@ -12,6 +12,7 @@ from pretrain.cli.completion import complete_run
 from pretrain.cli.options import Device, Json, ModelPath, count_from, print_json
 from pretrain.errors import ConfigError
 from pretrain.utils.log import printable
+from pretrain.utils.units import size
 
 Retrieval = Annotated[
     tuple[Path, Path, Path] | None,
@@ -44,6 +45,36 @@ def average_command(
     for checkpoint in averaged.checkpoints:
         print(checkpoint)
     print(f"{output}: the mean of these {len(averaged.checkpoints)}, {averaged.arithmetic}")
+
+
+def distill_command(
+    teacher: Annotated[Path, Argument(metavar="TEACHER", help="A run, checkpoint, model or Hugging Face folder.")],
+    data: Annotated[Path, Option(help="Prepared data; the scores come beside its shards.")],
+    top_k: Annotated[int, Option(min=1, help="Largest scores of each token.")] = 64,
+    temperature: Annotated[float, Option(help="Of objective.distill, for the mass of the others.")] = 1.0,
+    seq_len: Annotated[int | None, Option(min=2, help="Tokens of a window. Default: 1024.")] = None,
+    batch_tokens: Annotated[int, Option(min=1, help="Tokens per batch.")] = 8192,
+    device: Device = "auto",
+    as_json: Json = False,
+) -> None:
+    """Write the largest scores of a teacher for each token of prepared data, to learn from them.
+
+    Example: pretrain distill runs/teacher --data data/stdlib --top-k 64
+    """
+    from pretrain.evaluation.distill import DistillOptions, distill
+    from pretrain.evaluation.distributed import joined_ranks
+
+    # Ranks of torchrun or srun share the shards.
+    with joined_ranks(device) as (world, own_device):
+        options = DistillOptions(top_k, temperature, seq_len, batch_tokens)
+        facts = distill(teacher, data, options, world, own_device)
+    if not world.is_main:
+        return
+    if as_json:
+        print_json({"path": str(data), **facts})
+        return
+    tokens, each = f"{facts['tokens']:,} tokens", f"{facts['bytes_per_token']:.0f} bytes each"
+    print(f"{data}: scores of {tokens}, {size(facts['bytes'])}, {each}")
 
 
 def evaluate_command(

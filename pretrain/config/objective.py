@@ -58,20 +58,23 @@ class MixedTaskConfig(_Sectioned):
 
 
 class DistillConfig(Section):
-    """Distillation (Hinton et al. 2015): the scores of a frozen teacher are learned beside the targets.
+    """Distillation (Hinton et al. 2015): scores of a frozen teacher are learned beside the targets.
 
     Added to the loss of a target is `weight` times the divergence of the two distributions.
     """
 
     teacher: Annotated[UserPath, OnResume.ALLOW]
-    """Teacher: a run, a checkpoint, a model folder or a Hugging Face folder, of the same vocabulary and stacks."""
+    """Teacher of the same vocabulary and stacks: a run, a checkpoint, a model folder or a Hugging
+    Face folder."""
+    stored: Annotated[bool, OnResume.ALLOW] = False
+    """Read its largest scores beside the shards, which `pretrain distill` writes, and do not run it."""
     weight: Annotated[float, OnResume.WARN] = Field(default=1.0, gt=0)
     """Factor of the divergence, beside 1 of the loss of the targets."""
     temperature: Annotated[float, OnResume.WARN] = Field(default=1.0, gt=0)
     """Number that divides the scores of both; the divergence is multiplied by its square."""
     kind: Annotated[Literal["forward_kl", "reverse_kl", "mse"], OnResume.ALLOW] = "forward_kl"
-    """Divergence of a token: `forward_kl`, KL(teacher, student); `reverse_kl`, KL(student, teacher) (Gu et al.
-    2024); or `mse`, the mean squared difference of the scores (Kim et al. 2021), without a temperature."""
+    """Divergence of a token: `forward_kl`, KL(teacher, student); `reverse_kl`, KL(student, teacher)
+    (Gu et al. 2024); or `mse`, the mean squared difference of the scores (Kim et al. 2021)."""
 
     def _conflicts(self) -> Conflicts:
         if self.kind == "mse" and self.differs("temperature"):
@@ -93,7 +96,7 @@ class ObjectiveConfig(_Sectioned):
     0.1 in the last third of the tokens), in training."""
 
     distill: DistillConfig | None = None
-    """Teacher whose scores are learned beside the targets, where these are words. None: no teacher."""
+    """Teacher whose scores are learned beside targets that are words. None: no teacher."""
 
     @property
     def tasks(self) -> list[TaskConfig]:
@@ -140,14 +143,24 @@ class ObjectiveConfig(_Sectioned):
         alone = [name for name in ("kind", *SECTIONS) if self.differs(name)]
         if self.mixture and alone:
             yield f"needs {alone[0]} or mixture, and not both"
-        if self.distill is not None and not self.scores_words:
-            kinds = "+".join(task.kind for task in self.tasks)
-            yield f"distill compares scores of words, which kind={kinds} does not predict", "leave it out"
+        yield from self._distill_conflicts()
         instead = OBJECTIVES[self.kind].instead_of_tokens
         for name in ("label_smoothing", "z_loss"):
             if instead and self.differs(name):
                 fix = f"use {self.kind}.{name}" if hasattr(self.section, name) else "leave it out"
                 yield f"{name} is of predicted tokens, and kind={self.kind} {instead}", fix
+
+    def _distill_conflicts(self) -> Conflicts:
+        if self.distill is None:
+            return
+        kinds = [task.kind for task in self.tasks]
+        if not self.scores_words:
+            why = f"which kind={'+'.join(kinds)} does not predict"
+            yield f"distill compares scores of words, {why}", "leave it out"
+        drawn = [kind for kind in kinds if not OBJECTIVES[kind].stored_scores]
+        if self.distill.stored and drawn:
+            why = f"which kind={drawn[0]} changes"
+            yield f"distill.stored has scores of texts as they are, {why}", "use distill.stored=false"
 
 
 def kind_conflicts(kind: str, model: AnyModelConfig, data: DataConfig, start: str | None) -> Conflicts:

@@ -98,8 +98,8 @@ class InputConfig(Section):
     the given tokenizer's folder or run, where it has one, else `chatml`, whose two tokens are added. A
     prompt has the role user. None: no such text."""
     label_field: str = "label"
-    """Field of the label (text or number), for classes; `text_field` has the text. For feedback, true
-    where the response is wanted, else false."""
+    """Field of the label (text or number), for classes; `text_field` has the text. For feedback,
+    true where the response is wanted, else false."""
     choices_field: str = "choices"
     """Field of the list of answers to choose from, for choices, or of an object with their `text`
     and `label`; `label_field` has the right one, by its place from 0, its label or its text."""
@@ -259,11 +259,11 @@ class PrepareConfig(Section):
     """Output folder."""
     kind: DataKind = "text"
     """Kind of documents: `text`, `pairs`, `records` (prompts and responses), `preferences` (prompts
-    with a chosen and a rejected answer), `feedback` (prompts and responses that are wanted, or not),
+    with a chosen and a rejected answer), `feedback` (prompts and responses, wanted or not),
     `classes` (texts with a label), `tags` (texts with a label a word), `answers` (questions with a
     text that has the answer), `choices` (questions with answers to choose from), `triples` (queries
-    with the text that belongs to each, and others that do not), `images` (folders of classes; or with
-    captions, which need a tokenizer)."""
+    with the text that belongs to each, and others that do not), `images` (folders of classes; or
+    with captions, which need a tokenizer)."""
     inputs: list[InputConfig] = Field(default_factory=list)
     """Inputs, in the order in which they are read."""
     tokenizer: TokenizerConfig = TokenizerConfig()

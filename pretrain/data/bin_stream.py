@@ -74,7 +74,7 @@ class BinStream:
     Rows have `seq_len` tokens, T; those of the sources of pairs `source_len`, S. With
     `bucket_rows`, the rows of a global batch, rows are padded documents of similar length. `seed`,
     `lanes` and `block_samples` fix the order (`order.py`). Rows that cannot be read are errors
-    without a `damage` policy.
+    without a `damage` policy. `places` asks for those of tokens.
 
     Raises:
         DataError: No document fits a row; or the lengths of documents are damaged.
@@ -91,8 +91,11 @@ class BinStream:
         block_samples: int = 1,
         bucket_rows: int | None = None,
         damage: DamagePolicy | None = None,
+        places: bool = False,
     ) -> None:
         self._damage = damage or DamagePolicy()
+        sizes = np.array([shard.num_tokens for shard in shards.split.shards], dtype=np.int64)
+        self._firsts = layout_of(sizes, np.arange(len(sizes)))[1] if places else None
         self._reader = self._damage.reader(shards)
         self.shards = shards
         self.seq_len = seq_len
@@ -148,7 +151,7 @@ class BinStream:
         return lengths
 
     def _read_rows(self, places: list[tuple[int, int] | None], samples: np.ndarray) -> TokenRows:
-        writers = [_RowWriter(len(places), self.seq_len, self.shards, self._reader, "tokens")]
+        writers = [_RowWriter(len(places), self.seq_len, self.shards, self._reader, "tokens", self._firsts)]
         if self.source_len is not None:
             writers.append(_RowWriter(len(places), self.source_len, self.shards, self._reader, "source"))
         for row, place in enumerate(places):
@@ -177,7 +180,13 @@ class _RowWriter:
     """Rows of one side, filled document by document."""
 
     def __init__(
-        self, num_rows: int, length: int, shards: ShardSet, reader: Callable[[int], ShardReader], side: str
+        self,
+        num_rows: int,
+        length: int,
+        shards: ShardSet,
+        reader: Callable[[int], ShardReader],
+        side: str,
+        firsts: list[int] | None = None,
     ) -> None:
         self._shards = shards
         self._reader = reader
@@ -192,6 +201,8 @@ class _RowWriter:
         self._has_choices = layout.many_choices
         has_labels = layout.has_labels or layout.judged
         self._labels = np.full(shape, IGNORE_INDEX, dtype=np.int16) if has_labels else None
+        self._firsts = firsts
+        self._places = None if firsts is None else np.full(shape, -1, dtype=np.int64)
         self._filled = np.zeros(num_rows, dtype=np.int64)
         self._starts: list[int] = []
 
@@ -204,6 +215,9 @@ class _RowWriter:
         size = min(length - offset, self._length + 1 - at)
         values, _ = reader.source(member) if self._side == "source" else reader.member(member)
         self._tokens[row, at : at + size] = values[first : first + size]
+        if self._places is not None and self._firsts is not None:
+            place = self._firsts[shard] + reader.member_starts[member] + first
+            self._places[row, at : at + size] = np.arange(place, place + size)
         if self._loss_mask is not None:
             mask = reader.loss(member)[first : first + size]
             self._loss_mask[row, at : at + size] = mask & 1
@@ -224,6 +238,8 @@ class _RowWriter:
     def clear(self, row: int) -> None:
         width = self._tokens.shape[1]
         self._tokens[row] = self._shards.index.eos_id
+        if self._places is not None:
+            self._places[row] = -1
         if self._loss_mask is not None:
             self._loss_mask[row] = False
         if self._labels is not None:
@@ -237,4 +253,5 @@ class _RowWriter:
         (short,) = np.nonzero(self._filled < self._length)
         padding = short * self._tokens.shape[1] + self._filled[short]
         starts = np.sort(np.concatenate((np.array(self._starts, dtype=np.int64), padding)))
-        return TokenRows(self._tokens, samples, starts, self._filled, self._loss_mask, self._labels)
+        beside = self._loss_mask, self._labels
+        return TokenRows(self._tokens, samples, starts, self._filled, *beside, places_BT=self._places)

@@ -14,6 +14,7 @@ from bisect import bisect_left, bisect_right
 from collections.abc import Callable, Sequence
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -39,7 +40,9 @@ class TokenStream:
 
     `seed`, `lanes` and `block_samples` fix the training order (`order.py`). At most
     `max_open_shards` files stay mapped, each with a file descriptor. Rows that cannot be read are
-    errors without a `damage` policy. Raises: DataError: There is no such split, or it is empty.
+    errors without a `damage` policy. `places` asks for those of tokens, in training order.
+
+    Raises: DataError: There is no such split, or it is empty.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class TokenStream:
         block_samples: int = 1,
         max_open_shards: int = MAX_OPEN_SHARDS,
         damage: DamagePolicy | None = None,
+        places: bool = False,
     ) -> None:
         shards = ShardSet(folder, index, split, max_open_shards)
         self.split = shards.split
@@ -70,13 +74,14 @@ class TokenStream:
         self._sizes = np.array([shard.num_tokens for shard in self.split.shards], dtype=np.int64)
         self._epoch_layout = lru_cache(EPOCHS_KEPT)(self._build_epoch_layout)
         self._fixed_layout = layout_of(self._sizes, np.arange(len(self._sizes)))
+        self._firsts = self._fixed_layout[1] if places else None
 
     def read(self, positions: range) -> TokenRows:
         """Reads the samples at some positions. Raises: DataError, naming shard and member."""
         if self._lookahead is not None and positions:
             self._lookahead.follow(self.order, self._epoch_layout, positions.start)
         samples = self.order.samples(positions)
-        copier = _RowCopier(self.seq_len + 1, self.index.dtype, self.index.eos_id)
+        copier = _RowCopier(self.seq_len + 1, self.index.dtype, self.index.eos_id, self._firsts)
         for sample in samples.tolist():
             try:
                 self._copy_sample(copier, sample * self.seq_len)
@@ -132,7 +137,9 @@ SplitStream = TokenStream | BinStream | ImageStream
 class _RowCopier:
     """Pieces of rows, as views of shards, with the starts of their documents; copied at once."""
 
-    def __init__(self, width: int, dtype: str, fill: int) -> None:
+    def __init__(self, width: int, dtype: str, fill: int, firsts: list[int] | None = None) -> None:
+        self._firsts = firsts  # place of each shard's first token; None: places are not asked for
+        self._places: list[np.ndarray] = []
         self._width = width
         self._dtype = dtype
         self._fill = fill
@@ -156,6 +163,9 @@ class _RowCopier:
             within -= member_starts[member]
             piece = tokens[within : within + wanted]
             size = len(piece)
+            if self._firsts is not None:
+                place = self._firsts[shards[slot]] + member_starts[member] + within
+                self._places.append(np.arange(place, place + size))
             places = docs.data
             low = bisect_left(places, within)
             high = bisect_left(places, within + size, low)
@@ -170,6 +180,8 @@ class _RowCopier:
     def pad(self, missing: int) -> None:
         if missing:
             self._pieces.append(np.full(missing, self._fill, dtype=self._dtype))
+            if self._firsts is not None:
+                self._places.append(np.full(missing, -1))
             self._at += missing
 
     def clear_row(self) -> None:
@@ -177,6 +189,8 @@ class _RowCopier:
         self._at -= done
         while done:
             done -= len(self._pieces.pop())
+            if self._firsts is not None:
+                self._places.pop()
         while self._starts and int(self._starts[-1][0]) + self._shifts[-1] >= self._at:
             self._starts.pop()
             self._shifts.pop()
@@ -193,7 +207,10 @@ class _RowCopier:
         if self._starts:
             shifts = np.repeat(self._shifts, [len(part) for part in self._starts])
             starts = np.add(np.concatenate(self._starts), shifts, dtype=np.int64)
-        return TokenRows(tokens.reshape(-1, self._width), sample_ids, starts, num_tokens)
+        places = None
+        if self._firsts is not None:
+            places = np.concatenate([np.empty(0, np.int64), *self._places]).reshape(-1, self._width)
+        return TokenRows(tokens.reshape(-1, self._width), sample_ids, starts, num_tokens, places_BT=places)
 
 
 class SourceStreams:
@@ -212,11 +229,14 @@ class SourceStreams:
         lengths: RowLengths,
         batch_rows: int,
         seed: int,
+        *,
+        places: bool = False,
     ) -> None:
         self._dataset = dataset
         self._row_len = lengths.row
         self.damage = DamagePolicy(data.on_error, data.max_skipped_rows)
-        order = {"seed": seed, "lanes": data.lanes, "block_samples": data.block_samples}
+        order: dict[str, Any] = {"seed": seed, "lanes": data.lanes, "block_samples": data.block_samples}
+        order |= {"places": True} if places else {}
         self._streams = [
             _open_split("train", source.index, store, data, lengths, batch_rows, self.damage, order)
             for source, store in zip(dataset.sources, stores, strict=True)
@@ -313,7 +333,7 @@ def _open_split(
     lengths: RowLengths,
     batch_rows: int,
     damage: DamagePolicy | None,
-    order: dict[str, int],
+    order: dict[str, Any],
 ) -> SplitStream:
     if index.has_images:
         assert lengths.image is not None, "objectives of images are of models of images"

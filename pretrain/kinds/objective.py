@@ -56,6 +56,7 @@ class Objective:
     labels_words: bool = False  # a head or pooler that summarizes documents does not fit
     running_text: bool = False
     """Each token of a text is predicted from those before it: rows may be cut short, and the loss is a code length."""
+    stored_scores: bool = False  # targets are the next tokens of the data
     source_rows: bool = False  # rows of `batch.source_len` tokens beside those of `batch.seq_len`
     reference: Callable[[Any], bool] = lambda section: False
     """`reference(section)`: compares the model with the one that training begins with."""

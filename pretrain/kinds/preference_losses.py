@@ -17,7 +17,8 @@ class PreferenceLoss:
 PREFERENCE_LOSSES: dict[str, PreferenceLoss] = {
     # Rafailov et al. 2023, equation 7; Mitchell 2023 for label smoothing.
     "sigmoid": PreferenceLoss(
-        formula="pretrain.objective.pairs.preference_formulas:sigmoid_loss", settings=("beta", "label_smoothing")
+        formula="pretrain.objective.pairs.preference_formulas:sigmoid_loss",
+        settings=("beta", "label_smoothing"),
     ),
     # Lambert et al. 2024 (Tulu 3), 5.1.2: length-normalized DPO.
     "sigmoid_norm": PreferenceLoss(
@@ -27,7 +28,9 @@ PREFERENCE_LOSSES: dict[str, PreferenceLoss] = {
     ),
     # Azar et al. 2023 (IPO), equation 17, of means over tokens.
     "ipo": PreferenceLoss(
-        formula="pretrain.objective.pairs.preference_formulas:squared_loss", settings=("beta",), per_token=True
+        formula="pretrain.objective.pairs.preference_formulas:squared_loss",
+        settings=("beta",),
+        per_token=True,
     ),
     # Meng et al. 2024 (SimPO), equation 6.
     "simpo": PreferenceLoss(

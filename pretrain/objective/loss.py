@@ -105,7 +105,7 @@ def sum_token_loss(
 
     If `batch.target_positions_P` lists the few positions with a target, the head reads only these.
     Modules that predict further tokens add the mean of their losses, weighted; the target of each is
-    that of the next position in the same document. What is learned of a teacher is added, and shown.
+    that of the next position in the same document. Divergence from a teacher is added.
     """
     output = model(batch, logits=False)
     hidden_BTD = output.hidden_BTD
@@ -312,7 +312,7 @@ def _sum_taught(
     form: CrossEntropy,
     needs_grad: bool,
 ) -> tuple[Any, Tensor, Tensor, Tensor, Tensor | None]:
-    """Returns the divergence from a teacher, if any, and `sum_logits` with it in loss and gradient."""
+    """Returns the divergence from a teacher, if any, and `sum_logits` with it."""
     if distillation is None:
         return None, *sum_logits(logits_PV, targets_P1, mixed_P2, form, needs_grad)
     # First: the scores are overwritten.

@@ -53,7 +53,7 @@ class TextPiece(NamedTuple):
     consumed_bytes: int  # input bytes to report when it is done
     is_source: bool = False  # of a pair, before the target; else, of several sides, all but the last
     is_learned: bool = True  # its tokens have a loss
-    is_rejected: bool = False  # of the second side of a preference, or of a record that is not wanted
+    is_rejected: bool = False  # of the second side of a preference, or of an unwanted record
     labels: tuple[Label, ...] = ()  # with the first piece of a document
     is_marker: bool = False  # a template wrote it: its special tokens are meant
     begins: bool = False  # the document

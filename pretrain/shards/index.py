@@ -37,8 +37,8 @@ INDEX_VERSION = 3
 TOKEN_BYTES = {"uint16": 2, "uint32": 4}
 NPY_HEADER_BYTES = 128
 REJECTED = 2
-"""Bit of the loss mask of preferences, set for all tokens of the second side, prompt and answer, and of
-feedback, for all tokens of a record that is not wanted."""
+"""Bit of the loss mask, set for all tokens of the second side of preferences, and of an unwanted
+record of feedback."""
 
 IMAGES = "images"
 """Kind of data without tokens and tokenizer: one image is one document, and counts as one token."""

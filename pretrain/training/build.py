@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from pretrain.artifact.source import split_average
-from pretrain.artifact.teacher import open_teacher
+from pretrain.artifact.teacher import add_scores, open_stored, open_teacher
 from pretrain.checkpoint.format import step_of
 from pretrain.checkpoint.manager import CheckpointManager
 from pretrain.checkpoint.state import TrainState
@@ -68,7 +68,7 @@ from pretrain.training.resolution import resolve_with_ranks
 from pretrain.training.rollback import agree_on_skips, read_skips
 from pretrain.training.samples import AttentionPictures, Samples, build_pictures, build_samples
 from pretrain.training.step import TrainModule
-from pretrain.types import Columns
+from pretrain.types import Columns, RowMaker
 from pretrain.utils.status_line import show_phase
 from pretrain.utils.units import count
 
@@ -179,11 +179,11 @@ def build_run(claim: Claim, world: World, stop: StopFlag, progress: Progress) ->
     on_cuda = accelerator.device.type == "cuda"
     record = begin(claim, world, {**topology, **_facts_of_start(accelerator.device, state), **checked})
     claim = with_reference(claim, plan, world, engine, state, progress)
-    samples = SourceStreams(dataset, claim.stores, config.data, config.lengths, plan.rows, config.seed)
+    samples, make_rows = _samples(claim, plan)
     skips = agree_on_skips(folder, record, state, world.is_main)
     state = state.leaving_out(skips.ranges)
     samples.check_supply(skips.position_of(config.batch.steps.before(config.train.last_step)))
-    loader = _loader(claim, samples, plan, world, state, stop, on_cuda)
+    loader = _loader(make_rows, claim, samples, plan, world, state, stop, on_cuda)
     tracker = _tracker(claim, world, record, state.step)
     audit = None if claim.lease is None else AuditLedger(folder.audit, claim.lease.check_after_stall)
     if audit is not None:
@@ -276,7 +276,16 @@ def _tracker(claim: Claim, world: World, record: dict[str, Any], step: int) -> R
     return tracker
 
 
+def _samples(claim: Claim, plan: BatchPlan) -> tuple[SourceStreams, RowMaker]:
+    config = claim.config
+    stored = open_stored(config, claim.dataset)
+    sizes = config.lengths, plan.rows, config.seed
+    streams = SourceStreams(claim.dataset, claim.stores, config.data, *sizes, places=bool(stored))
+    return streams, add_scores(claim.make_rows, stored)
+
+
 def _loader(
+    make_rows: RowMaker,
     claim: Claim,
     samples: SourceStreams,
     plan: BatchPlan,
@@ -288,7 +297,7 @@ def _loader(
     data, batch = claim.config.data, claim.config.batch
     return TrainLoader(
         samples,
-        claim.make_rows,
+        make_rows,
         plan,
         rank=world.data_rank,
         world_size=world.data_size,

@@ -60,7 +60,7 @@ def resolve_with_ranks(config: RunConfig, folder: RunDir, world: World, progress
 
 
 def pin_start(config: RunConfig, world: World) -> RunConfig:
-    """Replaces runs of `init.from` and of a teacher by their newest checkpoints at this moment. Collective.
+    """Replaces runs of `init.from` and of a teacher by their newest checkpoints. Collective.
 
     That run may train on: the checkpoint under adapters is marked, so that its retention spares it.
     Raises: CheckpointError: It has no intact checkpoint.

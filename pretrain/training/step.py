@@ -60,7 +60,7 @@ class TrainModule(nn.Module):
         balance: Balance of the experts of the model; None: it has none.
         comparison: Loss over all micro-batches of a step, between two passes. None: there is none.
         shown: Names of further sums of the loss (`Objective.shown`).
-        teacher: Function of a batch that returns what the model learns of a teacher. None: it has none.
+        teacher: Function of a batch: what the model learns of a teacher. None: it has none.
         layout: Sums that are shown in training: of the loss, `nll`, `correct` and `shown.NAME`; of a
             mixture `by_source`, that of -log p(target) for each source, then the targets of each;
             `ahead` of modules of `multi_token` (`LossOutput.ahead`); `routed` of experts

@@ -109,3 +109,60 @@ def test_a_teacher_of_another_vocabulary_is_refused(runs, tmp_path):
     result = run_warm("train", str(maker.config("refused")), *taught(runs), "eval.every_steps=0", cwd=tmp_path)
     assert result.code in (64, 65) and len(result.errors) == 1
     assert "the teacher has a vocabulary of" in result.errors[0]
+
+
+def write_scores(runs, data, tmp_path, *options: str, expect: int = 0):
+    teacher = str(runs.folder("teacher").path)
+    result = run_warm("distill", teacher, "--data", str(data), *options, "--json", cwd=tmp_path)
+    assert result.code == expect, result.stderr
+    return result
+
+
+def teacher_files(data) -> dict[str, bytes]:
+    return {path.name: path.read_bytes() for path in sorted(data.rglob("*teacher*"))}
+
+
+@pytest.mark.long
+def test_stored_scores_are_learned_and_stale_or_damaged_ones_are_refused(runs, corpus, tmp_path):
+    data = shutil.copytree(corpus, tmp_path / "data")
+    facts = json.loads(write_scores(runs, data, tmp_path, "--top-k", "8", "--device", "cpu").stdout)
+    written = teacher_files(data)
+    # Ids of 2 bytes and scores of 2, the largest and the mass of the others, and headers.
+    assert 8 * 4 + 8 <= facts["bytes_per_token"] < 8 * 4 + 8 + 2
+    tar = next((data / "train").glob("*.teacher.tar"))
+    tar.with_suffix(".idx.npy").unlink()
+    tar.unlink()
+    write_scores(runs, data, tmp_path, "--top-k", "8", "--device", "cpu")
+    assert teacher_files(data) == written, "what is missing is written again, to the same bytes"
+    maker = RunMaker(tmp_path, data, CONFIG)
+    stored = taught(runs, "objective.distill.stored=true", "train.steps=4", "eval.every_steps=4")
+    maker.train("alone", *stored, ranks=1)
+    maker.train("ranks", *stored, "engine.kind=ddp", "batch.micro=2", ranks=2)
+    np.testing.assert_allclose(losses(maker, "ranks"), losses(maker, "alone"), rtol=1e-5)
+    maker.train("padded", *stored, "data.packing=bins", ranks=1)
+    for name in ("alone", "padded"):
+        shown = [row["distill_loss"] for row in rows_of(maker, name) if "distill_loss" in row]
+        assert len(shown) == 4 and shown[-1] < shown[0]
+
+    def refusal(*options: str) -> str:
+        result = run_warm("train", str(maker.config("refused")), *stored, *options, cwd=tmp_path)
+        assert result.code in (64, 65) and len(result.errors) == 1
+        return result.errors[0]
+
+    assert "scores of temperature 1, and objective.distill has 2" in refusal("objective.distill.temperature=2.0")
+    other = f"objective.distill.teacher={maker.folder('alone').path}"
+    assert f"scores of another teacher than {maker.folder('alone').path}" in refusal(other)
+    assert "which kind=prefix changes; use distill.stored=false" in refusal("objective.kind=prefix")
+    stale = write_scores(runs, data, tmp_path, "--top-k", "9", expect=65)
+    assert "scores that are there have top_k 8, not 9; remove it and *.teacher.*" in stale.errors[0]
+    content = tar.read_bytes()
+    tar.write_bytes(content[:3000] + bytes(64) + content[3064:])
+    assert "is damaged: its CRC32 does not match; remove it and its table, and run `pretrain distill`" in refusal()
+    record = json.loads((data / "teacher.json").read_text())
+    (data / "teacher.json").write_text(json.dumps(record | {"data": "0" * 64}))
+    assert "scores of a teacher that read other data than these" in refusal()
+    del record["tables"]
+    (data / "teacher.json").write_text(json.dumps(record))
+    assert "scores of only a part of the shards" in refusal()
+    (data / "teacher.json").unlink()
+    assert "has no scores of a teacher; write them: pretrain distill TEACHER" in refusal()

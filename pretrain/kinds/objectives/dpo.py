@@ -1,4 +1,4 @@
-"""Preferences: direct preference optimization (Rafailov et al. 2023), IPO, SimPO and ORPO; KTO, without pairs."""
+"""Preferences: DPO (Rafailov et al. 2023), IPO, SimPO and ORPO of pairs; KTO without pairs."""
 
 from functools import partial
 from typing import Annotated, Any
@@ -32,7 +32,10 @@ class DpoConfig(Section):
         for name in ("label_smoothing", "gamma"):
             if name not in taken and self.differs(name):
                 takers = [loss for loss, record in PREFERENCE_LOSSES.items() if name in record.settings]
-                yield f"{name} goes with loss={' or '.join(takers)}, not {self.loss}", "leave it out"
+                yield (
+                    f"{name} goes with loss={' or '.join(takers)}, not {self.loss}",
+                    "leave it out",
+                )
 
 
 def _has_reference(section: DpoConfig) -> bool:
@@ -45,7 +48,10 @@ def preference_conflicts(kind: str, config: Any) -> Conflicts:
     if config.init.from_ is None and config.objective.has_reference:
         yield f"{key} compares a model with the one that it began as", "set init.from"
     if getattr(config.model, "multi_token", 0):
-        yield f"{key} compares answers, which model.multi_token does not predict", "use model.multi_token=0"
+        yield (
+            f"{key} compares answers, which model.multi_token does not predict",
+            "use model.multi_token=0",
+        )
     why = f"and {key} adds up the tokens of an answer on one rank"
     for name in ("sequence", "tensor"):
         ranks = getattr(config.parallel, name)
@@ -97,7 +103,10 @@ class KtoConfig(Section):
 def _feedback_conflicts(config: Any) -> Conflicts:
     yield from preference_conflicts("kto", config)
     if config.data.packing == "padded":
-        yield "objective.kind=kto compares each record with the others of its row", "use data.packing=bins"
+        yield (
+            "objective.kind=kto compares each record with the others of its row",
+            "use data.packing=bins",
+        )
 
 
 def _means_of_sides(means: dict[str, float]) -> dict[str, float]:

@@ -5,6 +5,7 @@ from pretrain.kinds.objective import Objective
 SUPERVISED = Objective(
     shapes=("decoder",),
     data=("records",),
+    stored_scores=True,
     rows="pretrain.objective.causal:build_supervised",
     scored_as={"preferences": "dpo"},
     token_kinds="pretrain.objective.token_kinds:learned_kinds",

@@ -1,15 +1,16 @@
-"""Preferences without pairs (KTO, Ethayarajh et al. 2024, 4.1): records that are wanted, or are not.
+"""Preferences without pairs (KTO, Ethayarajh et al. 2024, 4.1): records, wanted or not.
 
     row of the data   prompt 1, answer 1 | prompt 2, answer 2 | ...
-    row of the model  prompt 1, answer 1 | prompt 1, answer 2 | prompt 2, answer 2 | prompt 2, answer 3 | ...
+    row of the model  prompt 1, answer 1 | prompt 1, answer 2 | prompt 2, answer 2 | ...
 
 A record is a pair with the answer of the next one of its row, the last with the first's: rows, keys
-and the reference are those of pairs (`preferences.py`). The second answer tells how far the model is
-from the reference on answers that do not belong to the prompt:
+and the reference are those of pairs (`preferences.py`). The second answer tells how far the model
+is from the reference on answers that do not belong to the prompt:
 
     r = log p(answer) - log p_ref(answer)
     z = max(0, mean of r over the second answers of a row), without gradient
-    loss of a record = w (1 - sigmoid(beta (r - z))), wanted;  u (1 - sigmoid(beta (z - r))), not wanted
+    loss of a record = w (1 - sigmoid(beta (r - z))), wanted
+                       u (1 - sigmoid(beta (z - r))), not wanted
 
 The row takes the place of the paper's batch, so that a loss depends on no micro-batch and no rank.
 A record that is alone in its row has z = 0.
@@ -40,7 +41,7 @@ def build_feedback(section: KtoConfig, context: RowContext) -> RowMaker:
 
 
 def feedback_rows(rows: TokenRows, fill: int) -> ModelRows:
-    """Makes rows of pairs, twice as long, of records and answers of their neighbours; `fill` is padding."""
+    """Makes rows of pairs of records and answers of their neighbours; `fill` is padding."""
     assert rows.labels_BT is not None and rows.loss_mask_BT is not None, "records that are judged"
     num_rows, width = rows.tokens_BT.shape
     width = 2 * width - 1
@@ -96,7 +97,7 @@ def _answer(rows: TokenRows, row: int, record: np.ndarray) -> np.ndarray:
 def sum_feedback_loss(
     model: Model, batch: Batch, beta: float, desirable_weight: float, undesirable_weight: float
 ) -> LossOutput:
-    """Sums the losses of the records of a batch, and shows rewards and log-probabilities of both kinds."""
+    """Sums the losses of the records of a batch; shows rewards and log-probabilities of both kinds."""
     pairs = batch.pairs
     assert pairs is not None
     wanted_A = pairs.wanted_A
@@ -109,7 +110,12 @@ def sum_feedback_loss(
         kinds = (wanted_A.double(), (~wanted_A).double())
         rewards = [beta * kind @ scores_A2[:, 0] for kind in kinds]
         log_probs = [kind @ sums_A2[:, 0] for kind in kinds]
-        return [*rewards, *log_probs, *(kind.sum() for kind in kinds), _divergence(scores_A2, rows_A).sum()]
+        return [
+            *rewards,
+            *log_probs,
+            *(kind.sum() for kind in kinds),
+            _divergence(scores_A2, rows_A).sum(),
+        ]
 
     return sum_pairs(model, batch, formula, show)
 
@@ -130,7 +136,7 @@ def _divergence(scores_A2: Tensor, rows_A: Tensor) -> Tensor:
 
 
 def feedback_kinds(rows: ModelRows, section: KtoConfig, vocabulary: Vocabulary) -> list[TokenKind]:
-    """Returns the kinds of the tokens of a row, for `pretrain data show`; second answers are context."""
+    """Returns the kinds of the tokens of a row, for `pretrain data show`."""
     pairs = rows.pairs
     assert pairs is not None and pairs.wanted_A is not None and rows.target_positions_P is not None
     kinds = [TokenKind.CONTEXT] * rows.tokens_BT.shape[1]

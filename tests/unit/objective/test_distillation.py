@@ -4,7 +4,8 @@ import pytest
 import torch
 
 from pretrain.config.objective import DistillConfig
-from pretrain.objective.distillation import Distillation
+from pretrain.evaluation.distill import DistillOptions, take_top
+from pretrain.objective.distillation import Distillation, TopTokens
 from pretrain.types import IGNORE_INDEX
 from tests.unit.objective.test_loss import ALL_OPTIONS, case, chunked, plain
 
@@ -42,6 +43,37 @@ def test_loss_and_gradients_are_those_of_the_formula(kind, temperature, options)
     torch.testing.assert_close(found.nll_sum, expected.nll_sum)
     for mine, reference in zip(ours, theirs, strict=True):
         torch.testing.assert_close(mine, reference, rtol=1e-9, atol=1e-12)
+
+
+def events(scores, ids, temperature):
+    """Log-probabilities of some ids, and of any other, [P, G + 1]."""
+    log_q = (scores / temperature).log_softmax(dim=1)
+    others = 1 - log_q.gather(1, ids).exp().sum(dim=1, keepdim=True)
+    return torch.cat((log_q.gather(1, ids), others.log()), dim=1)
+
+
+@pytest.mark.parametrize(("kind", "temperature"), KINDS)
+def test_stored_scores_are_compared_as_their_ids_and_one_event_for_all_others(kind, temperature):
+    given = case(bias=True)
+    teacher = torch.randn(33, 37, dtype=torch.float64, generator=torch.Generator().manual_seed(5)) * 2
+    ids, scores, rest = take_top(teacher, DistillOptions(top_k=6, temperature=temperature))
+    top = TopTokens(ids, scores, rest)
+    settings = DistillConfig(teacher="-", stored=True, kind=kind, temperature=temperature, weight=0.7)
+    distillation = Distillation(settings, lambda chunk: TopTokens(*(one[chunk] for one in top)))
+    found = chunked(given, distillation=distillation, chunk_logits=99)
+    ours = torch.autograd.grad(found.loss_sum, given.inputs)
+    logits = torch.nn.functional.linear(given.hidden, given.weight[:37], given.bias[:37]).flatten(0, -2)
+    if kind == "mse":
+        expected = (logits.gather(1, ids) - teacher.gather(1, ids)).square().mean(dim=1)
+    else:
+        q, p = (events(one, ids, temperature) for one in (logits, teacher))
+        first, second = (p, q) if kind == "forward_kl" else (q, p)
+        expected = temperature**2 * (first.exp() * (first - second)).sum(dim=1)
+    added = 0.7 * expected[given.targets.flatten() != IGNORE_INDEX].sum()
+    theirs = torch.autograd.grad(plain(given).loss_sum + added, given.inputs)
+    assert found.shown_M.tolist() == pytest.approx([added.item()], rel=1e-9)
+    for mine, reference in zip(ours, theirs, strict=True):
+        torch.testing.assert_close(mine, reference, rtol=1e-8, atol=1e-10)
 
 
 def test_a_temperature_of_scores_is_refused():
