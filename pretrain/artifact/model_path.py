@@ -160,7 +160,7 @@ def _open_run(reader: WeightReader) -> ModelSource:
 
     def load_tokenizer_files() -> TokenizerFiles:
         content = run.tokenizer.read_bytes()
-        if config.head.record.fine_tuned:
+        if config.head.record.fine_tuned or config.head.record.pools:
             assert special.eos is not None, "documents end"
             content = fit_documents(content, special.eos, str(run.tokenizer))
         else:

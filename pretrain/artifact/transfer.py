@@ -33,6 +33,8 @@ from pretrain.interop.choose import why_not_its_own
 from pretrain.interop.generation import load_generation_defaults, write_generation_defaults
 from pretrain.interop.release import fetch_release, open_release
 from pretrain.interop.release_files import CHAT_TEMPLATE, GENERATION, read_object
+from pretrain.interop.sentence_folder import USE, sentence_files, without_vectors
+from pretrain.interop.tensors import parameter_shapes
 from pretrain.interop.tokenizer import load_hub_tokenizer, reads_otherwise, tokenizer_files
 from pretrain.interop.write import About, ExportReport, as_released, write_release
 from pretrain.kinds.objectives import TARGET_COUNTS
@@ -301,9 +303,15 @@ def export_model(
         CheckpointError: No intact checkpoint, or transformers gives other scores.
     """
     described, config = open_released(path, generator=generator)
+    about = shown or About(name=out.name, folder=out.name)
+    documents: dict[str, Any] = {}
+    if config.head.record.pools:
+        documents = sentence_files(config)
+        described = _hidden_states(described, config)
+        config = without_vectors(config)
+        about = replace(about, library="sentence-transformers", use=USE.replace("FOLDER", out.name))
     files = described.load_tokenizer_files()
     chats = any(name == CHAT_TEMPLATE or b'"chat_template"' in content for name, content in files)
-    about = shown or About(name=out.name, folder=out.name)
     about = replace(about, source=origin_of(described), chats=chats)
     if described.run is not None:
         run = load_config(described.run.config, extensions="ignore")
@@ -320,6 +328,7 @@ def export_model(
         family=family,
         generation=write_generation_defaults(described.generation, config.special_tokens),
         tokenizer_files=files,
+        further=documents,
         about=about,
         like=described.like,
         check=partial(check_scores, described) if check else None,
@@ -341,6 +350,13 @@ def export_model(
             out,
         )
     return written
+
+
+def _hidden_states(source: ModelSource, config: ModelConfig) -> ModelSource:
+    """Returns a model of vectors as one of hidden states."""
+    bare = without_vectors(config)
+    shapes = {name: source.shapes[name] for name in parameter_shapes(bare)}
+    return replace(source, config=bare, shapes=shapes)
 
 
 def write_served(model: Path, parent: Path, dtype: str) -> tuple[Path, bool]:

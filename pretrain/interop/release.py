@@ -32,6 +32,7 @@ from pretrain.interop.release_files import (
     read_object,
     read_preprocessor,
 )
+from pretrain.interop.sentence_folder import FILES, read_sentence_folder
 from pretrain.interop.tensors import Shape, TensorFolder, constant_tensors, from_theirs, parameter_shapes, their_shapes
 from pretrain.tokenizer.released import SETTINGS_FILES, VOCABULARY_FILES
 from pretrain.utils.foreign_files import name_model
@@ -76,7 +77,7 @@ def fetch_release(name_or_dir: str) -> Path:
         # In one file or in shards; a repository may have the same weights in other layouts too.
         stem, _, suffix = weights.rpartition(".")
         layouts = [weights, f"{weights}.index.json", f"{stem}-*-of-*.{suffix}"]
-        settings = (CONFIG, GENERATION, PREPROCESSOR, *SETTINGS_FILES, *VOCABULARY_FILES)
+        settings = (CONFIG, GENERATION, PREPROCESSOR, *SETTINGS_FILES, *VOCABULARY_FILES, *FILES)
         folder = fetch_files(name_or_dir, [*settings, *layouts])
         if any(folder.glob("*.safetensors")):
             break
@@ -116,6 +117,12 @@ class Release:
         for raw in self._spelled.values():
             counts[files.facts[raw].dtype] += prod(files.facts[raw].shape)
         self.dtype = counts.most_common(1)[0][0]
+
+    def pool(self, config: ModelConfig | None) -> None:
+        """Takes the config of a model of vectors, which leaves a pooler out; None: it is none."""
+        if config is not None:
+            self.config = config
+            self.shapes = {name: self.shapes[name] for name in parameter_shapes(config)}
 
     def _name_tensors(self) -> None:
         """Finds the names of tensors in the files, their twins, and what is not read."""
@@ -272,6 +279,7 @@ def open_release(folder: Path) -> Release:
     except ConfigError as error:
         raise ConfigError(error.what, where=str(folder / CONFIG), fix=error.fix) from None
     release = Release(folder, family, config, files, next(iter(Fields(values).classes), ""))
+    release.pool(read_sentence_folder(folder, config))
     read_as = family.architecture(config)
     if release.architecture.endswith(_WITH_SECOND_HEAD) and release.architecture != read_as:
         text = "%s: a %s is read, and exported, as %s, without %s"

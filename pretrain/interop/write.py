@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -27,7 +28,7 @@ from pretrain.interop.choose import choose_family
 from pretrain.interop.release_files import CARD, GENERATION, PREPROCESSOR, WEIGHTS, write_preprocessor
 from pretrain.interop.tensors import FILE_NAME, Shape, constant_tensors, parameter_shapes, their_shapes, to_theirs
 from pretrain.kinds.heads import HEADS
-from pretrain.utils.io import new_folder, write_chunks, write_file, write_json
+from pretrain.utils.io import make_dir, new_folder, write_chunks, write_file, write_json
 from pretrain.utils.log import redact
 
 MAX_SHARD_BYTES = 5_000_000_000
@@ -120,6 +121,7 @@ def write_release(
     max_shard_bytes: int = MAX_SHARD_BYTES,
     generation: Mapping[str, Any] | None = None,
     tokenizer_files: Sequence[tuple[str, bytes]] = (),
+    further: Mapping[str, Any] = MappingProxyType({}),
     about: About | None = None,
     like: str = "",
     check: Callable[[Path, str, torch.dtype], None] | None = None,
@@ -135,6 +137,7 @@ def write_release(
         max_shard_bytes: Size of a file; a larger parameter has a file for itself.
         generation: Further keys of generation_config.json.
         tokenizer_files: Names and contents, copied.
+        further: Contents of further JSON files by their names, some in a folder.
         about: Facts of the run for the card.
         like: Class of transformers, or its ending, to be taken where several have the same tensors.
         check: Verifies the folder before it appears, given the class that loads it and its dtype.
@@ -162,7 +165,8 @@ def write_release(
     )  # fmt: skip
     with new_folder(out) as temporary:
         plan.write(temporary, read)
-        for name, document in documents.items():
+        for name, document in (documents | dict(further)).items():
+            make_dir((temporary / name).parent)
             write_json(temporary / name, document)
         write_file(temporary / CARD, card.encode())
         for name, content in tokenizer_files:

@@ -5,6 +5,8 @@ import random
 
 import numpy as np
 import pytest
+import torch
+import transformers
 
 from pretrain.config.load import load_config
 from pretrain.errors import ConfigError
@@ -170,3 +172,24 @@ def test_vectors_of_a_run_are_written_and_measured(alone, tmp_path):
     assert similar.code == 0 and "Spearman" in similar.stdout
     both = run_warm("evaluate", run_path, *files, "--sts", "s.jsonl", cwd=tmp_path)
     assert both.code != 0 and "ambiguous evaluation target" in both.stderr
+
+
+def test_an_exported_run_has_the_vectors_of_transformers_and_comes_back(alone, tmp_path):
+    texts = [row["query"] for row in records(20, 3)]
+    path = write_rows(tmp_path / "t.jsonl", [{"text": text} for text in texts])
+    run_path = str(run_dir(alone).path)
+    written = run_warm("export", run_path, "out", cwd=tmp_path)
+    assert written.code == 0, written.stderr
+    assert "sentence-transformers" in (tmp_path / "out" / "README.md").read_text()
+    tokenizer = transformers.AutoTokenizer.from_pretrained(tmp_path / "out")
+    theirs = transformers.BertModel.from_pretrained(tmp_path / "out", add_pooling_layer=False).eval()
+    inputs = tokenizer(texts, return_tensors="pt", padding=True, return_token_type_ids=False)
+    with torch.no_grad():
+        hidden = theirs(**inputs).last_hidden_state
+    mask = inputs["attention_mask"][..., None]
+    pooled = (hidden * mask).sum(1) / mask.sum(1)
+    expected = torch.nn.functional.normalize(pooled, dim=1).numpy()
+    assert run_warm("import", "out", "back", cwd=tmp_path).code == 0
+    for model in (run_path, "out", "back"):
+        assert run_warm("embed", model, str(path), "--output", "t.npy", cwd=tmp_path).code == 0
+        np.testing.assert_allclose(np.load(tmp_path / "t.npy"), expected, atol=1e-6)

@@ -49,6 +49,7 @@ STARTS = {
     "tag": "bert-tiny",
     "answers": "bert-tiny",
     "choices": "bert-tiny",
+    "contrastive": "bert-tiny",
 }
 """A model that a recipe under finetune/ may start from, by its objective."""
 
