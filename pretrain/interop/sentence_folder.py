@@ -75,7 +75,7 @@ def read_sentence_folder(folder: Path, config: ModelConfig) -> ModelConfig | Non
     """Returns a model with the vectors of its folder; None: the folder says of none.
 
     Args:
-        folder: Of a Hugging Face model.
+        folder: Folder of a Hugging Face model.
         config: The model of hidden states in it.
 
     Raises:

@@ -26,7 +26,7 @@ RESULTS = ("loss", "correct", "similarity", "slope")
 """Values of a record: its loss; 1 where its positive has the largest score; the cosine of its pair;
 the derivative of its loss by `log_scale`."""
 
-CHUNK_SCORES = 2**20
+CHUNK_SCORES = 2**18
 """Scores of a direction that are held at a time."""
 
 
