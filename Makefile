@@ -21,7 +21,7 @@ JOBS ?= 3
 # What benchmarks share, and the parts of one. decoder_step needs a clone of nanoGPT: NANOGPT=folder make bench.
 # BY_HAND name a case, or need texts or a GPU besides.
 PARTS := common peers recall_data recurrent_figure trainer_% finetune_% gpu_%
-BY_HAND := finetune gallery gpu pretraining recurrent_bleu shakespeare
+BY_HAND := docstrings finetune gallery gpu pretraining recurrent_bleu shakespeare
 BENCHMARKS := $(filter-out $(PARTS) $(BY_HAND) decoder_step recurrent,$(basename $(notdir $(wildcard benchmarks/*.py))))
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check $(if $(LOCK),--constraint $(LOCK)) --editable
 
