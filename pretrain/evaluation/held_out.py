@@ -165,6 +165,9 @@ def evaluate_held_out(
 
 def _check_fits(source: ModelSource, objective: ObjectiveConfig) -> None:
     for task in objective.tasks:
+        if OBJECTIVES[task.kind].whole_batch:
+            text = f"--compare pairs the losses of rows, and objective.kind={task.kind} has none"
+            raise ConfigError(text, where=str(source.path), fix="give --retrieval or --sts too")
         shapes = OBJECTIVES[task.kind].shapes
         if source.config.shape not in shapes:
             raise ConfigError(

@@ -167,6 +167,8 @@ def test_vectors_of_a_run_are_written_and_measured(alone, tmp_path):
     against = run_warm("evaluate", run_path, *files, "--compare", run_path, cwd=tmp_path)
     assert "39 queries, and 1 without a relevant document left out" in against.stdout
     assert "p 1.0000 (paired bootstrap, 39 queries" in against.stdout
+    losses = run_warm("evaluate", run_path, "--compare", run_path, cwd=tmp_path)
+    assert "--compare pairs the losses of rows, and objective.kind=contrastive has none" in losses.stderr
     pairs = [{"sentence1": row["query"], "sentence2": row["positive"], "score": n % 6} for n, row in enumerate(rows)]
     similar = run_warm("evaluate", run_path, "--sts", str(write_rows(tmp_path / "s.jsonl", pairs)), cwd=tmp_path)
     assert similar.code == 0 and "Spearman" in similar.stdout
