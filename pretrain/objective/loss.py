@@ -295,8 +295,9 @@ class _Gradients:
         if hidden_PD.dtype == self._exact:
             return torch.mm(grad_VP, hidden_PD) if total is None else total.addmm_(grad_VP, hidden_PD)
         if not _adds_in_fp32(hidden_PD.device, hidden_PD.dtype):
-            product_VD = (grad_VP @ hidden_PD).to(self._exact)
-            return product_VD if total is None else total.add_(product_VD)
+            product_VD = grad_VP @ hidden_PD
+            # Added as it is: in fp32 it would be a second copy of the sum.
+            return product_VD.to(self._exact) if total is None else total.add_(product_VD)
         if total is None:
             total = grad_VP.new_zeros(len(grad_VP), hidden_PD.shape[1], dtype=self._exact)
         return torch.addmm(total, grad_VP, hidden_PD, out_dtype=torch.float32, out=total)

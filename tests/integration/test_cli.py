@@ -25,7 +25,7 @@ COMMANDS = [[], ["prepare"], ["config"], ["train"], ["launch"], ["launch", "loca
             ["attention"], ["data"], ["data", "verify"], ["data", "show"], ["data", "stats"], ["data", "dialogue"],
             ["plan"], ["rollback"],
             ["release"], ["continue"], ["verify-release"], ["reproduce"],
-            ["drill"], ["doctor"], ["report"], ["chat"], ["finetune"],
+            ["drill"], ["doctor"], ["report"], ["chat"], ["finetune"], ["distill"], ["embed"],
             ["pretrain"], ["translate"], ["quickstart"], ["recipes"], ["recipes", "cp"], ["presets"],
             ["scale"], ["scale", "plan"], ["scale", "run"], ["scale", "fit"], ["scale", "score"],
             ["scale", "coordinates"]]  # fmt: skip

@@ -85,7 +85,7 @@ def test_two_models_are_compared_on_the_same_rows_and_a_run_that_cannot_keep_it_
         (
             ["mt", "--source", "test.en"],
             64,
-            "--source needs --reference, which is missing; give --data, --tasks, --questions, or both",
+            "--source needs --reference, which is missing; give --data, --tasks, --questions,",
         ),
         (["mt", *TEST, "--data", "texts"], 64, "ambiguous evaluation target"),
         (["mt", "--source", "test.en", "--reference", "short.de"], 65, "short.de: has 1 lines, test.en has 4"),

@@ -191,7 +191,7 @@ def test_decoders_are_exported_by_every_class_that_transformers_has_and_refused_
         name = family.architecture(config)
         base = re.sub(r"(Model|For\w+)$", "", name)
         assert name.endswith(OF_CLASSES[kind]) == hasattr(transformers, f"{base}For{OF_CLASSES[kind]}"), name
-    assert known == 31
+    assert known == 57
 
 
 def test_a_decoder_whose_family_has_no_such_class_is_refused_at_export_by_its_name():

@@ -48,8 +48,8 @@ _XL_SIZES = {
 }
 _PRE_SIZES = {
     # Wettig et al. 2023, 2.
-    "roberta-prelayernorm-large": _PRE.size(24, 1024, 16, 4096, of=(50265, 355_414_105)),
-    "roberta-prelayernorm-tiny": _PRE.size(2, 64, 4, 256, max_seq_len=128),
+    "roberta-prenorm-large": _PRE.size(24, 1024, 16, 4096, of=(50265, 355_414_105)),
+    "roberta-prenorm-tiny": _PRE.size(2, 64, 4, 256, max_seq_len=128),
 }
 _TOKENS = {"pad": 1, "bos": 0, "eos": 2, "mask": None}
 

@@ -235,7 +235,6 @@ def test_what_does_not_predict_further_tokens_is_refused_by_its_key(overrides, m
     ("overrides", "message"),
     [
         (["engine={fp8: tensorwise, precision: bf16}"], "engine.fp8 was not tried with mixers=delta; use engine.fp8="),
-        (["parallel.sequence=2"], "parallel.sequence=2 leaves a rank without the state before its part"),
         (["objective.kind=prefix"], "kind=prefix reads a prefix from both sides, and layers of mixers=delta from left"),
         (
             ["optim.transfer={kind: mup, base_width: 64}"],

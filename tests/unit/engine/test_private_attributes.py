@@ -19,6 +19,10 @@ FOREACH = {"_foreach_copy_", "_foreach_zero_"}
 """Of torch: operations over lists of tensors."""
 
 
+ACCELERATE = {"_reset_state"}
+"""Of accelerate's states, which have no public way to be set up again: the self-check starts two engines."""
+
+
 def touched(tree: ast.Module) -> set[str]:
     """Names with one underscore at their front, of attributes of others than `self` or `cls`, and in strings."""
     found = set()
@@ -46,7 +50,7 @@ def of_fakes() -> set[str]:
 
 def test_each_that_the_engine_touches_is_offered_by_a_fake_and_no_other():
     files = [path for path in SOURCE_FILES if path.parent == ROOT / "pretrain" / "engine"]
-    assert set().union(*(touched(parse(path)) for path in files)) == PRIVATE | GROUPS | FOREACH
+    assert set().union(*(touched(parse(path)) for path in files)) == PRIVATE | GROUPS | FOREACH | ACCELERATE
     assert of_fakes() == PRIVATE
 
 
