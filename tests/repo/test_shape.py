@@ -17,7 +17,7 @@ from tests.repo.source import ROOT, SOURCE_FILES, module_name, name, parse
 
 MAX_COMPLEXITY = 15
 CEILINGS: dict[str, float] = {
-    "lines": 98746,
+    "lines": 98771,
     "syntax nodes a line of code": 10.45,
     "conditional expressions a thousand lines of code": 32.4,
     "functions of a complexity above 15": 0,

@@ -1,7 +1,7 @@
 """Documents and chunks of a row for mixers with a state, and the initial values of their decays."""
 
 import math
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -73,12 +73,37 @@ class ChunkDecays(NamedTuple):
     remains: Tensor
 
 
+class _PairDecays(torch.autograd.Function):
+    """Decays between the tokens of a chunk, whose gradients are summed in float64.
+
+    The gradient of a sum of decays is the difference of two sums that nearly cancel. The matrix that
+    is kept has the precision of `like`.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, total: Tensor, allowed: Tensor, like: Tensor) -> Tensor:
+        """Returns [B, N, C, L, L] of sums of logarithms, [B, N, C, L] in float64, zero where not allowed."""
+        pairs = total[..., :, None] - total[..., None, :]
+        pairs = pairs.masked_fill_(~allowed, -math.inf).exp_().to(like.dtype)
+        ctx.save_for_backward(pairs)
+        return pairs
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: Tensor) -> tuple[Tensor, None, None]:
+        """Returns the gradient of the sums."""
+        (pairs,) = ctx.saved_tensors
+        (gradient,) = gradients
+        product = gradient * pairs
+        return product.sum(-1, dtype=torch.float64) - product.sum(-2, dtype=torch.float64), None, None
+
+
 def decay_chunks(
     log_decay: Tensor, documents_BT: Tensor | None, before_B1: Tensor | None
 ) -> ChunkDecays:  # fmt: skip
     """Sums the logarithms of decays, [B, N, C, L], within chunks and documents.
 
-    They stay logarithms until they are differences within a document, so that none overflows.
+    They stay logarithms until they are differences within a document, so that none overflows. Sums
+    are in float64, also those of the backward pass; decays have the precision of `log_decay`.
 
     Args:
         log_decay: Decay before each token.
@@ -86,11 +111,11 @@ def decay_chunks(
         before_B1: Document of the state before the row. None: that of its first token.
     """
     chunk = log_decay.shape[-1]
-    total = log_decay.cumsum(dim=-1)
+    total = log_decay.cumsum(dim=-1, dtype=torch.float64)
     allowed = torch.ones(chunk, chunk, dtype=torch.bool, device=total.device).tril()
-    reads = total.exp()[..., None]
-    writes = (total[..., -1:] - total).exp()[..., None]
-    remains = total[..., -1].exp()[..., None, None]
+    reads = total.to(log_decay.dtype).exp()[..., None]
+    writes = (total[..., -1:] - total).to(log_decay.dtype).exp()[..., None]
+    remains = total[..., -1].to(log_decay.dtype).exp()[..., None, None]
     if documents_BT is not None:
         documents, before = _chunk_documents(documents_BT, before_B1, chunk)
         allowed = allowed & (documents[..., :, None] == documents[..., None, :])
@@ -98,7 +123,7 @@ def decay_chunks(
         reads = reads * continues[..., None]
         writes = writes * (documents == documents[..., -1:])[..., None]
         remains = remains * continues[..., -1, None, None]
-    pairs = (total[..., :, None] - total[..., None, :]).masked_fill(~allowed, -math.inf).exp()
+    pairs: Tensor = _PairDecays.apply(total, allowed, log_decay)
     return ChunkDecays(pairs, reads, writes, remains)
 
 
