@@ -11,8 +11,7 @@ from typing import Any
 import numpy as np
 
 from pretrain.errors import ConfigError, DataError
-from pretrain.evaluation.translation import read_texts
-from pretrain.preparation.readers.record_fields import RecordError, parse_object
+from pretrain.evaluation.translation import read_objects
 
 LIMIT = 0.95
 """Largest cosine of a negative, as a share of that with the positive."""
@@ -22,14 +21,7 @@ _CHUNK_SCORES = 2**24
 def read_records(path: Path) -> list[dict[str, Any]]:
     """Returns records of triples. Raises: ConfigError, DataError: One has no texts, with its line."""
     records = []
-    for number, line in enumerate(read_texts(path), start=1):
-        if not line.strip():
-            continue
-        where = f"{path}:{number}"
-        try:
-            record = parse_object(line)
-        except RecordError as error:
-            raise error.at(where) from None
+    for where, record in read_objects(path):
         for name in ("query", "positive"):
             if not isinstance(record.get(name), str) or not record[name].strip():
                 fix = "give records of a query and its positive"

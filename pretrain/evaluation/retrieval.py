@@ -17,7 +17,7 @@ first document counts.
 """
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -37,9 +37,8 @@ from pretrain.evaluation.bootstrap import (
 )
 from pretrain.evaluation.distributed import open_together
 from pretrain.evaluation.evaluation_log import Data, Subject, find_subject, hash_lines
-from pretrain.evaluation.translation import read_texts
+from pretrain.evaluation.translation import read_objects, read_texts
 from pretrain.generation.text_vectors import embed_texts
-from pretrain.preparation.readers.record_fields import RecordError, parse_object
 
 FIRST = 10
 """Rank up to which MRR and nDCG look."""
@@ -101,18 +100,6 @@ class RetrievalReport:
         return lines
 
 
-def _records(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yields place and record of each line that is not blank. Raises: ConfigError, DataError."""
-    for number, line in enumerate(read_texts(path), start=1):
-        where = f"{path}:{number}"
-        if not line.strip():
-            continue
-        try:
-            yield where, parse_object(line)
-        except RecordError as error:
-            raise error.at(where) from None
-
-
 def _text_of(record: Mapping[str, Any], name: str, where: str) -> str:
     text = record.get(name)
     if not isinstance(text, str) or not text.strip():
@@ -123,7 +110,7 @@ def _text_of(record: Mapping[str, Any], name: str, where: str) -> str:
 def read_collection(path: Path) -> dict[str, str]:
     """Returns texts by their ids. Raises: ConfigError, DataError, with the line."""
     texts: dict[str, str] = {}
-    for where, record in _records(path):
+    for where, record in read_objects(path):
         name = record.get("_id", record.get("id"))
         if isinstance(name, bool) or not isinstance(name, str | int):
             raise DataError(
@@ -220,7 +207,7 @@ def read_pairs(path: Path) -> tuple[list[str], list[str], np.ndarray]:
     """Returns the sides of pairs, and their scores. Raises: ConfigError, DataError, with the line."""
     sentences: tuple[list[str], list[str]] = ([], [])
     scores = []
-    for where, record in _records(path):
+    for where, record in read_objects(path):
         for side, name in zip(sentences, ("sentence1", "sentence2"), strict=True):
             side.append(_text_of(record, name, where))
         score: Any = record.get("score")

@@ -29,6 +29,7 @@ from pretrain.generation.sampling import generate
 from pretrain.generation.text import Method
 from pretrain.model import Transformer
 from pretrain.preparation.normalize import build_normalizers
+from pretrain.preparation.readers.record_fields import RecordError, parse_object
 from pretrain.utils.io import write_file
 from pretrain.utils.log import printable
 
@@ -71,6 +72,18 @@ def read_texts(file: Path) -> list[str]:
             ) from None
         texts.append(text.removesuffix("\r"))
     return texts
+
+
+def read_objects(file: Path) -> Iterator[tuple[str, dict[str, Any]]]:
+    """Yields place and JSON object of each line that is not blank. Raises: ConfigError, DataError."""
+    for number, line in enumerate(read_texts(file), start=1):
+        if not line.strip():
+            continue
+        where = f"{file}:{number}"
+        try:
+            yield where, parse_object(line)
+        except RecordError as error:
+            raise error.at(where) from None
 
 
 def read_parallel(source: Path, reference: Path) -> tuple[list[str], list[str]]:
